@@ -1,0 +1,212 @@
+"""The public entry: validate -> score -> scale -> bias -> mask -> normalize -> mix.
+
+What keeps masked positions from leaking, forward and backward, is ``hide.py``; the rest is a
+straight line.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attn_research import normalizers, numerics, scaling, scores
+from attn_research import params as parameters
+from attn_research.hide import Hidden, hide
+from attn_research.kernels import dense
+from attn_research.validate import Inputs, check
+
+
+def attend(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    score: Any = "dot",
+    score_params: Any = None,
+    scale: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    normalizer: str = "softmax",
+    softcap: Any = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Attention: each query's weighted mean of the values.
+
+    Args:
+      query: ``[..., T, N, Dq]``, or ``[T, Dq]`` for one head. float16, bfloat16, float32, float64.
+      key: ``[..., S, K, Dk]`` or ``[S, Dk]``, or what ``transform_keys`` made of it. N must be a
+        multiple of K: query head n reads key head ``n // (N / K)``.
+      value: ``[..., S, K, Dv]`` or ``[S, Dv]``.
+      score: a name in ``SCORES``, or a function ``f(score_params, query [T, Dq], key [S, Dk]) ->
+        logits [T, S]`` of one head (it may return -inf for "not visible").
+      score_params: its parameters, from ``init_score``: shared by the heads, or ``PerHead``.
+      scale: factor on the logits: None (the score's own convention, see its file; 1 for a
+        function), ``"none"`` (1), ``"rsqrt_dim"`` (1/sqrt(d)), ``"inverse_dim"`` (1/d), a number or
+        a traced scalar. d is the number of terms in the pairwise sum (Dq for a function).
+      bias: added to the scaled logits; floating, broadcastable to ``[..., N, T, S]`` (``[T, S]``
+        for one head). -inf means "not visible".
+      mask: from ``ar.masks``, or a boolean array broadcastable like ``bias``; True is visible.
+      normalizer: a name in ``NORMALIZERS``.
+      softcap: ``c`` replaces scaled logits ``l`` by ``c tanh(l / c)``, before the bias (Gemma 2).
+      implementation: None chooses; "dense" materializes the weights.
+
+    Returns:
+      ``[..., T, N, Dv]`` (``[T, Dv]``) in the dtype of ``value``. Logits, softmax and sums are
+      float32 for 16-bit inputs, float64 if query, key or a parameter is float64. A query that sees
+      no key gets 0, and no gradient flows through it. Keys and values which a query does not see do
+      not influence it or its gradient, whatever they hold; NaN or inf in what it does see makes
+      its result NaN. Finite inputs never give NaN: logits too large for the dtype saturate.
+
+    >>> q, k, v = jnp.eye(2), jnp.eye(2), jnp.array([[1.0], [3.0]])
+    >>> print(attend(q, k, v, scale=1.0).round(4)[:, 0])
+    [1.5379 2.4621]
+    >>> print(attend(q, k, v, mask=jnp.array([[True, False], [False, False]])).tolist())
+    [[1.0], [0.0]]
+
+    Sources: Bahdanau et al. 2015; Luong et al. 2015; Vaswani et al. 2017; GQA: Ainslie et al. 2023.
+    """
+    inputs = check(
+        query,
+        key,
+        value,
+        score,
+        score_params,
+        scale,
+        bias,
+        mask,
+        normalizer,
+        softcap,
+        implementation,
+    )
+    return _context(inputs, score, score_params, scale, normalizer, softcap)[0]
+
+
+def attention_weights(
+    query: Any,
+    key: Any,
+    *,
+    score: Any = "dot",
+    score_params: Any = None,
+    scale: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    normalizer: str = "softmax",
+    softcap: Any = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """The weights by which ``attend`` mixes the values; same options.
+
+    Returns:
+      ``[..., N, T, S]`` (``[T, S]`` for one head), float32 (float64 if an input is). Rows sum to 1,
+      or to 0 where nothing is visible.
+
+    >>> print(attention_weights(jnp.zeros((1, 3)), jnp.ones((4, 3))))
+    [[0.25 0.25 0.25 0.25]]
+    """
+    inputs = check(
+        query,
+        key,
+        None,
+        score,
+        score_params,
+        scale,
+        bias,
+        mask,
+        normalizer,
+        softcap,
+        implementation,
+    )
+    weights = _weights(hide(inputs), score, score_params, scale, normalizer, softcap)[0]
+    return weights[0] if inputs.one_head else weights
+
+
+def attend_with_lse(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    score: Any = "dot",
+    score_params: Any = None,
+    scale: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    normalizer: str = "softmax",
+    softcap: Any = None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``attend``, and the log-sum-exp of the visible logits; same options.
+
+    Returns:
+      The context, and lse ``[..., N, T]`` (``[T]`` for one head), float32 (float64 if query, key or
+      a parameter is): -inf, with gradient 0, where nothing is visible. Its derivative by logit j
+      is the weight of j, so a loss on it (a z-loss) trains.
+
+    >>> context, lse = attend_with_lse(jnp.zeros((1, 3)), jnp.ones((4, 3)), jnp.ones((4, 2)))
+    >>> print(lse.round(4))  # log 4
+    [1.3863]
+    """
+    inputs = check(
+        query,
+        key,
+        value,
+        score,
+        score_params,
+        scale,
+        bias,
+        mask,
+        normalizer,
+        softcap,
+        implementation,
+    )
+    context, lse = _context(inputs, score, score_params, scale, normalizer, softcap)
+    return context, (lse[0] if inputs.one_head else lse)
+
+
+def _weights(
+    hidden: Hidden, score: Any, score_params: Any, scale: Any, normalizer: str, softcap: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Weights ``[..., N, T, S]`` and lse ``[..., N, T]``."""
+    named = isinstance(score, str)
+    pairwise = scores.get(score).PAIRWISE if named else score
+    default = scores.get(score).DEFAULT_SCALE if named else "none"
+    query = parameters.transform(score, "query", score_params, hidden.query)
+    key = hidden.key
+    if not hidden.transformed:
+        key = parameters.transform_for_heads(score, score_params, key)
+    logits = dense.logits(pairwise, score_params, query, key)
+    visible = hidden.visible
+    if callable(pairwise):
+        kept = logits != -jnp.inf
+        visible = kept if visible is None else visible & kept
+        logits = numerics.clip_finite(jnp.where(kept, logits, 0))
+    logits = scaling.apply(logits, scale, default, query.shape[-1])
+    if softcap is not None:
+        cap = jnp.asarray(softcap).astype(logits.dtype)
+        logits = cap * jnp.tanh(logits / cap)
+    if hidden.bias is not None:
+        logits = numerics.clip_finite(logits + hidden.bias.astype(logits.dtype))
+    if hidden.bad_pairs is not None:
+        logits = jnp.where(hidden.bad_pairs, jnp.nan, logits)
+    if visible is not None:
+        logits = jnp.where(visible, logits, -jnp.inf)
+    if not logits.shape[-1]:
+        return logits, jnp.full(logits.shape[:-1], -jnp.inf, logits.dtype)
+    return normalizers.get(normalizer).normalize(logits)
+
+
+def _context(
+    inputs: Inputs, score: Any, score_params: Any, scale: Any, normalizer: str, softcap: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Context ``[..., T, N, Dv]`` (``[T, Dv]``) in the dtype of value, and lse ``[..., N, T]``."""
+    hidden = hide(inputs)
+    weights, lse = _weights(hidden, score, score_params, scale, normalizer, softcap)
+    if hidden.bad_values is not None:
+        seen = hidden.bad_values & (weights != 0)
+        weights = weights * jnp.where(seen, jnp.nan, 1).astype(weights.dtype)
+    assert hidden.value is not None
+    context = dense.mix(weights, hidden.value)
+    if hidden.visible is not None or callable(score):
+        sees_something = (lse != -jnp.inf).swapaxes(-1, -2)[..., None]
+        context = jnp.where(sees_something, context, 0)
+    context = context.astype(hidden.value.dtype)
+    return (context[:, 0] if inputs.one_head else context), lse

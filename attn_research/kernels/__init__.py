@@ -1,0 +1,1 @@
+"""How attention is computed: one file an implementation."""

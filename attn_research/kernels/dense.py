@@ -1,0 +1,78 @@
+"""The materializing implementation: logits and weights ``[..., N, T, S]`` exist in memory.
+
+Inputs are ``[..., T, N, D]`` and ``[..., S, K, D]``, N a multiple of K, already transformed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attn_research.numerics import contract, wide
+from attn_research.params import PerHead
+
+
+def logits(pairwise: Any, params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
+    """Raw logits ``[..., N, T, S]``, at least float32."""
+    if callable(pairwise):
+        return _function(pairwise, params, query, key)
+    return {"dot": _dot, "additive": _additive}[pairwise](params, query, key)
+
+
+def _dot(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
+    heads, key_heads = query.shape[-2], key.shape[-2]
+    if heads == key_heads:
+        return contract("...tnd,...snd->...nts", query, key)
+    grouped = query.reshape(*query.shape[:-2], key_heads, heads // key_heads, query.shape[-1])
+    out = contract("...tkgd,...skd->...kgts", grouped, key)
+    return out.reshape(*out.shape[:-4], heads, *out.shape[-2:])
+
+
+def _additive(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
+    per_head = isinstance(params, PerHead)
+    v = params.params["v"][:, None, None] if per_head else params["v"]
+    dtype = wide(query.dtype, key.dtype, v.dtype)
+    query, key, v = query.astype(dtype), key.astype(dtype), v.astype(dtype)
+    group = query.shape[-2] // key.shape[-2]
+    if group > 1:
+        key = jnp.repeat(key, group, -2)
+    query, key = query.swapaxes(-2, -3), key.swapaxes(-2, -3)  # [..., N, length, E]
+    return jnp.sum(v * jnp.tanh(query[..., :, None, :] + key[..., None, :, :]), axis=-1)
+
+
+def _function(
+    f: Callable[..., jax.Array], params: Any, query: jax.Array, key: jax.Array
+) -> jax.Array:
+    dtype = wide(query.dtype, key.dtype)
+    T, heads, S, key_heads = query.shape[-3], query.shape[-2], key.shape[-3], key.shape[-2]
+    batch = jnp.broadcast_shapes(query.shape[:-3], key.shape[:-3])
+    query = jnp.broadcast_to(query.astype(dtype), batch + query.shape[-3:])
+    key = jnp.broadcast_to(key.astype(dtype), batch + key.shape[-3:])
+    if heads != key_heads:
+        key = jnp.repeat(key, heads // key_heads, -2)
+    per_head = isinstance(params, PerHead) and bool(jax.tree_util.tree_leaves(params))
+    mapped = jax.vmap(f, in_axes=(0 if per_head else None, -2, -2), out_axes=0)
+    for _ in batch:
+        mapped = jax.vmap(mapped, in_axes=(None, 0, 0))
+    out = mapped(params.params if isinstance(params, PerHead) else params, query, key)
+    if jnp.shape(out) != (*batch, heads, T, S):
+        raise ValueError(
+            f"score function must return logits [T, S] = [{T}, {S}] for one head: got "
+            f"{list(jnp.shape(out)[len(batch) + 1 :])}"
+        )
+    return out.astype(wide(dtype, out.dtype))
+
+
+def mix(weights: jax.Array, value: jax.Array) -> jax.Array:
+    """``sum_j weights[..., n, t, j] value[..., j, k, :]`` -> ``[..., T, N, Dv]``."""
+    dtype = wide(weights.dtype, value.dtype)
+    weights, value = weights.astype(dtype), value.astype(dtype)
+    heads, key_heads = weights.shape[-3], value.shape[-2]
+    if heads == key_heads:
+        return jnp.einsum("...nts,...snd->...tnd", weights, value)
+    grouped = weights.reshape(
+        *weights.shape[:-3], key_heads, heads // key_heads, *weights.shape[-2:]
+    )
+    out = jnp.einsum("...kgts,...skd->...tkgd", grouped, value)
+    return out.reshape(*out.shape[:-3], heads, out.shape[-1])

@@ -1,0 +1,90 @@
+"""What keeps NaN out: contractions that saturate instead of overflowing, and cleaned inputs."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+
+def wide(*dtypes: Any) -> Any:
+    """The dtype of logits and sums: float32, or float64 as soon as one input is float64.
+
+    >>> wide(jnp.bfloat16, jnp.float16), wide(jnp.float64, jnp.float32)
+    (dtype('float32'), dtype('float64'))
+    """
+    return functools.reduce(jnp.promote_types, dtypes, jnp.dtype(jnp.float32))
+
+
+def clip_finite(x: jax.Array) -> jax.Array:
+    """Pulls +-inf to the largest finite numbers; NaN stays."""
+    top = float(jnp.finfo(x.dtype).max)
+    return jnp.clip(x, -top, top)
+
+
+def clean(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Splits ``x [..., D]`` into vectors that are finite and the flag ``[...]`` of those that were
+    not (these are zeroed), so that what they spoil can be decided pair by pair."""
+    ok = jnp.isfinite(x).all(-1)
+    return jnp.where(ok[..., None], x, 0), ~ok
+
+
+def _plain(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.einsum(spec, x, y, preferred_element_type=wide(x.dtype, y.dtype))
+
+
+def _power_of_two(x: jax.Array) -> jax.Array:
+    """The largest power of two <= max |x| over the last axis, at least 1, kept as ``[..., 1]``."""
+    top = jnp.max(jnp.abs(x), axis=-1, keepdims=True, initial=0).astype(wide(x.dtype))
+    if top.dtype == jnp.float64:
+        bits, exponent = jnp.uint64, 0x7FF0000000000000
+    else:
+        bits, exponent = jnp.uint32, 0x7F800000
+    top_bits = lax.bitcast_convert_type(top, bits) & jnp.array(exponent, bits)
+    return jnp.maximum(lax.bitcast_convert_type(top_bits, top.dtype), 1)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def contract(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """``einsum(spec, x, y)`` over the last axis of ``x``, accumulated in at least float32.
+
+    Finite inputs never give NaN: the vectors of ``x`` are divided by a power of two (exact), so
+    that no partial sum overflows, and a result too large for the dtype saturates at the largest
+    finite number, with derivative 0. The last axis of the result must come from ``y``.
+
+    >>> big = jnp.array([2.0**100, 2.0**100])
+    >>> print(contract("d,sd->s", big, jnp.stack([big * jnp.array([1, -1]), big])))
+    [0.0000000e+00 3.4028235e+38]
+    """
+    if x.dtype == jnp.float16 and y.dtype == jnp.float16:  # at most 65504^2 d: cannot overflow
+        return _plain(spec, x, y)
+    power = _power_of_two(x)
+    terms = 2.0 ** (2 + math.ceil(math.log2(max(x.shape[-1], 1))))
+    small = x * (1 / terms) / power.astype(x.dtype)
+    left, out = spec.split(",")[0], spec.split("->")[1]
+    power = jnp.einsum(f"{left}->{out[:-1]}{left[-1]}", power)
+    return clip_finite(_plain(spec, small, y) * terms * power)
+
+
+@functools.partial(contract.defjvp, symbolic_zeros=True)
+def _contract_jvp(spec: str, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
+    (x, y), (dx, dy) = primals, tangents
+    out = contract(spec, x, y)
+    terms = []
+    if not isinstance(dx, SymbolicZero):
+        terms.append(_plain(spec, dx, y))
+    if not isinstance(dy, SymbolicZero):
+        terms.append(_plain(spec, x, dy))
+    if not terms:
+        return out, jnp.zeros_like(out)
+    tangent = functools.reduce(jnp.add, terms)
+    saturated = jnp.abs(out) == float(jnp.finfo(out.dtype).max)
+    return out, jnp.where(saturated, 0, tangent)
+
+
+def project(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``x [..., D] @ kernel [D, E]``, in at least float32 (see ``contract``)."""
+    return contract("...d,de->...e", x, kernel)

@@ -1,0 +1,45 @@
+"""Projected dot ("Mul-d"): ``logits[i, j] = (W_q q_i) . (W_k k_j)``, unscaled by default.
+
+Britz, Goldie, Luong, Le 2017, "Massive Exploration of Neural Machine Translation Architectures",
+where the multiplicative score of dimension d is compared with the additive one and has no scale: so
+neither has the default here. d = E, the size of the projections. Parameters:
+``{"query" [Dq, E], "key" [Dk, E]}``.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attn_research.numerics import project
+
+DEFAULT_SCALE = "none"
+PAIRWISE = "dot"
+PARAMS = {"query": ("Dq", "E"), "key": ("Dk", "E")}
+
+
+def init(
+    key: jax.Array,
+    query_dim: int,
+    key_dim: int,
+    *,
+    dim: int | None = None,
+    dtype: Any = jnp.float32,
+) -> dict[str, jax.Array]:
+    """Normal with variance 1/fan_in; ``dim`` is E, by default the key dimension."""
+    dim = key_dim if dim is None else dim
+    for_query, for_key = jax.random.split(key)
+    return {
+        "query": jax.random.normal(for_query, (query_dim, dim), dtype) * query_dim**-0.5,
+        "key": jax.random.normal(for_key, (key_dim, dim), dtype) * key_dim**-0.5,
+    }
+
+
+def transform_query(params: Any, x: jax.Array) -> jax.Array:
+    """``W_q q``."""
+    return project(x, params["query"])
+
+
+def transform_key(params: Any, x: jax.Array) -> jax.Array:
+    """``W_k k``."""
+    return project(x, params["key"])

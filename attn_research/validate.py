@@ -1,0 +1,162 @@
+"""Checks of the arguments of ``attend``: one line, naming the argument and the numbers."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attn_research import masks, normalizers, scaling, scores
+from attn_research import params as parameters
+from attn_research.folders import unknown
+from attn_research.transformed import TransformedKeys
+
+IMPLEMENTATIONS = ("dense",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Checked inputs, with a head axis even for one head.
+
+    ``query [..., T, N, Dq]``, ``key [..., S, K, Dk]``, ``value [..., S, K, Dv]``; ``visible`` is
+    boolean and ``bias`` a number, both of at least three axes, broadcastable to ``[..., N, T, S]``.
+    """
+
+    query: jax.Array
+    key: jax.Array
+    transformed: TransformedKeys | None  # with ``key`` its keys
+    value: jax.Array | None
+    visible: jax.Array | None
+    bias: jax.Array | None
+    one_head: bool
+
+
+def _array(name: str, x: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    if x.ndim < 2:
+        raise ValueError(
+            f"{name} must be [..., length, heads, features] or [length, features]: got shape "
+            f"{x.shape}"
+        )
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} must be floating: got {x.dtype}; use {name}.astype(jnp.float32)")
+    return x
+
+
+def check(
+    query: Any,
+    key: Any,
+    value: Any,
+    score: Any,
+    score_params: Any,
+    scale: Any,
+    bias: Any,
+    mask: Any,
+    normalizer: Any,
+    softcap: Any,
+    implementation: Any,
+) -> Inputs:
+    """Raises ValueError or TypeError before anything is computed; returns what to compute with."""
+    if not callable(score):
+        scores.get(score)
+    scaling.check(scale)
+    normalizers.get(normalizer)
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise ValueError(unknown("implementation", implementation, IMPLEMENTATIONS))
+    if isinstance(softcap, int | float) and not softcap > 0:
+        raise ValueError(f"softcap must be positive (or None): got {softcap}")
+    if softcap is not None and jnp.ndim(softcap):
+        raise ValueError(f"softcap must be a scalar: got shape {jnp.shape(softcap)}")
+
+    transformed = key if isinstance(key, TransformedKeys) else None
+    if transformed is not None and transformed.score != score:
+        raise ValueError(f"key was transformed for score {transformed.score!r}, not for {score!r}")
+    query = _array("query", query)
+    key = _array("key", key if transformed is None else transformed.keys)
+    value = None if value is None else _array("value", value)
+    others = [("key", key)] + ([] if value is None else [("value", value)])
+    for name, x in others:
+        if x.ndim != query.ndim:
+            raise ValueError(
+                f"query and {name} must have the same number of axes: query has shape "
+                f"{query.shape}, {name} {x.shape}"
+            )
+    one_head = query.ndim == 2
+    if one_head:
+        query, key = query[:, None], key[:, None]
+        value = None if value is None else value[:, None]
+        if transformed is not None:
+            transformed = dataclasses.replace(transformed, bad=transformed.bad[:, None])
+    _check_axes(query, key, value, transformed, score_params)
+    key_dim = key.shape[-1] if transformed is None else transformed.key_dim
+    if isinstance(score, str):
+        parameters.check_params(
+            score, score_params, query.shape[-1], key_dim, num_heads=query.shape[-2]
+        )
+    parameters.check_arrays(score_params)
+
+    shape = _logits_shape(query, key, value)
+    visible = None
+    if mask is not None:
+        visible = masks.as_mask(mask).as_array(shape[-2], shape[-1])
+        visible = _broadcastable("mask", visible, shape)
+    if bias is not None:
+        bias = jnp.asarray(bias)
+        if not jnp.issubdtype(bias.dtype, jnp.floating):
+            hint = "; a boolean array goes in mask=" if bias.dtype == jnp.bool_ else ""
+            raise TypeError(f"bias must be floating: got {bias.dtype}{hint}")
+        bias = _broadcastable("bias", bias, shape)
+    return Inputs(query, key, transformed, value, visible, bias, one_head)
+
+
+def _check_axes(query: Any, key: Any, value: Any, transformed: Any, score_params: Any) -> None:
+    heads, key_heads = query.shape[-2], key.shape[-2]
+    named = parameters.head_count(score_params)
+    if named not in (None, heads):
+        raise ValueError(
+            f"score_params are PerHead with {named} heads on axis 0, query has {heads} heads"
+        )
+    if key_heads == 0 or heads % key_heads:
+        raise ValueError(
+            f"query heads must be a multiple of key heads: query has {heads} on axis -2, key has "
+            f"{key_heads}"
+        )
+    if value is None:
+        return
+    if value.shape[-3] != key.shape[-3]:
+        raise ValueError(
+            f"key and value must have the same length: key has {key.shape[-3]} positions, value "
+            f"has {value.shape[-3]}"
+        )
+    value_heads = value.shape[-2]
+    repeated = transformed is not None and key_heads == heads and value_heads > 0
+    if value_heads != key_heads and not (repeated and heads % value_heads == 0):
+        raise ValueError(
+            f"key and value must have the same number of heads: key has {key_heads} on axis -2, "
+            f"value has {value_heads}"
+        )
+
+
+def _logits_shape(query: Any, key: Any, value: Any) -> tuple[int, ...]:
+    arrays = [("query", query), ("key", key)] + ([] if value is None else [("value", value)])
+    try:
+        batch = jnp.broadcast_shapes(*(x.shape[:-3] for _, x in arrays))
+    except ValueError:
+        shapes = ", ".join(f"{name} has {x.shape[:-3]}" for name, x in arrays)
+        raise ValueError(f"batch axes must be equal or broadcast: {shapes}") from None
+    return (*batch, query.shape[-2], query.shape[-3], key.shape[-3])
+
+
+def _broadcastable(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    try:
+        fits = jnp.broadcast_shapes(x.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        hint = ""
+        if x.ndim == 2 and len(shape) > 3 and x.shape == (shape[0], shape[-1]):
+            hint = f"; for a mask of keys per batch element, use {name}[:, None, None, :]"
+        raise ValueError(
+            f"{name} must broadcast to [..., N, T, S] = {list(shape)}: got {list(x.shape)}{hint}"
+        )
+    return x.reshape((1,) * (3 - x.ndim) + x.shape)
