@@ -127,6 +127,7 @@ def test_config():
     from configs import worked_examples as config
 
     assert config.get_config() == config.get_config("quick")
+    assert worked_examples.check(config.get_config()) == config.get_config()
     assert dataclasses.asdict(config.get_config()) == {"experiment": "worked_examples", "seed": 0}
     with pytest.raises(UserError, match="no variant 'quik', only quick; did you mean 'quick'") as e:
         config.get_config("quik")
