@@ -149,27 +149,34 @@ class Pieces(Vocabulary):
     @classmethod
     def learn(cls, texts: Iterable[str], size: int) -> "Pieces":
         """At most `size` pieces, fewer where the texts have no more to merge. The same texts give
-        the same pieces."""
+        the same pieces. Raises `UserError` where `size` is too small for the characters of the
+        texts."""
         import sentencepiece
 
         model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=size,
-            hard_vocab_limit=False,
-            byte_fallback=True,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            max_sentence_length=1 << 16,
-            num_threads=1,
-            pad_id=PAD,
-            bos_id=SOS,
-            eos_id=EOS,
-            unk_id=UNK,
-            minloglevel=2,
-        )
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(texts),
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=size,
+                hard_vocab_limit=False,
+                byte_fallback=True,
+                character_coverage=1.0,
+                normalization_rule_name="identity",
+                max_sentence_length=1 << 16,
+                num_threads=1,
+                pad_id=PAD,
+                bos_id=SOS,
+                eos_id=EOS,
+                unk_id=UNK,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise UserError(
+                f"task.vocabulary_size={size} is too small for pieces: bytes and single characters "
+                "alone are more"
+            ) from error
         return cls(model.getvalue())
 
     def encode(self, text: str) -> list[int]:

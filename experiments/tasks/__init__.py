@@ -62,7 +62,7 @@ def check(config: TaskConfig) -> None:
     for package in task.packages:
         if importlib.util.find_spec(package) is None:
             raise UserError(f"task {name!r} needs the package {package}: pip install {package}")
-    task.check(_options(task, config))
+    task.check(_options(task, config), config)
 
 
 def load(config: TaskConfig, log: Log = print) -> Task:
@@ -71,8 +71,8 @@ def load(config: TaskConfig, log: Log = print) -> Task:
     config = resolve(config)
     task = _definition(config)
     options = _options(task, config)
-    texts, beside = task.read(config, log) if task.read else _drawn(task, config, log)
-    source, target = task.vocabularies(options, texts["train"], beside, log)
+    texts, directory = task.read(config, log) if task.read else _drawn(task, config, log)
+    source, target = task.vocabularies(options, texts["train"], directory, log)
     splits = {name: _encoded(texts[name], source, target) for name in SPLITS}
     if task.drop_long:
         splits = _without_long(splits, options["max_length"], log)
@@ -95,7 +95,7 @@ def _drawn(task: Definition, config: TaskConfig, log: Log) -> tuple[Mapping[str,
         draw=lambda: draw(options, log),
         log=log,
     )
-    return _storage.texts(directory), directory.parent
+    return _storage.texts(directory), directory
 
 
 def _encoded(texts: Texts, source: Vocabulary, target: Vocabulary) -> Split:

@@ -117,17 +117,17 @@ class Definition:
     """What the file of a task says."""
 
     defaults: Mapping[str, int | None]  # the options it reads
-    # from the training texts, and the directory beside the prepared data where they may be kept
+    # from the training texts; beside the directory of the prepared data they may be kept
     vocabularies: Callable[[Options, Texts, Path, Log], tuple[Vocabulary, Vocabulary]]
     clean: Callable[[str], str]
     # the texts of the three splits, which share no source sentence ...
     draw: Callable[[Options, Log], Mapping[str, Texts]] | None = None
     version: str = "1.0.0"  # of what `draw` gives: raise it when that changes
     stored: Sequence[str] = ()  # the options that change what `draw` gives
-    # ... or the same where they are not drawn, and the directory beside them
+    # ... or the same where they are not drawn, and the directory they lie in
     read: Callable[[TaskConfig, Log], tuple[Mapping[str, Texts], Path]] | None = None
     fill: Callable[[dict[str, int]], Options] = dict  # defaults that depend on other options
-    check: Callable[[Options], None] = lambda options: None  # raises UserError
+    check: Callable[[Options, TaskConfig], None] = lambda options, config: None  # raises UserError
     packages: Sequence[str] = ()  # beyond requirements.txt
     drop_long: bool = False  # pairs with more than max_length tokens on a side are left out
 

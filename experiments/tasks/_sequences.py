@@ -65,7 +65,7 @@ def _stream(rng: np.random.RandomState, longest: int, options: Options) -> Itera
         yield _sequence(rng, longest, options)
 
 
-def check(options: Options) -> None:
+def check(options: Options, _: object) -> None:
     """Raises where there are too few sequences for three splits that share none."""
     if options["vocabulary_size"] ** options["max_length"] < 8 * options["eval_examples"]:
         raise UserError(

@@ -101,7 +101,7 @@ def fill(options: dict[str, int]) -> Options:
     return {**options, "train_examples": train, "eval_examples": held_out}
 
 
-def check(options: Options) -> None:
+def check(options: Options, _: object) -> None:
     if options["max_number"] > LARGEST:
         raise UserError(f"task.max_number={options['max_number']} is more than {LARGEST}")
     wanted = options["train_examples"] + 2 * options["eval_examples"]
