@@ -24,8 +24,12 @@ class TaskConfig:
     error."""
 
     name: str = "number_words"  # a module of experiments/tasks
-    tfds: str = ""  # a TFDS translation set by name, "set/source_to_target": takes the place of name
-    data_dir: str | None = None  # where prepared data lie; None: $TFDS_DATA_DIR, ~/tensorflow_datasets
+    tfds: str = (
+        ""  # a TFDS translation set by name, "set/source_to_target": takes the place of name
+    )
+    data_dir: str | None = (
+        None  # where prepared data lie; None: $TFDS_DATA_DIR, ~/tensorflow_datasets
+    )
     train_examples: int | None = None
     eval_examples: int | None = None  # in validation, and again in test
     max_number: int | None = None  # numbers below this
@@ -89,6 +93,7 @@ class DecodeConfig:
 
 @dataclasses.dataclass
 class Config:
+    experiment: str = "train"  # the module of experiments/ that runs it
     seed: int = 0
     task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -101,7 +106,9 @@ def one_of(field: str, value: str, names: Iterable[str]) -> None:
     """Raises unless `value` is among `names`, with the nearest of them."""
     names = tuple(names)
     if value not in names:
-        raise UserError(f"{field}={value!r} is not one of {', '.join(names)}{nearest(value, names)}")
+        raise UserError(
+            f"{field}={value!r} is not one of {', '.join(names)}{nearest(value, names)}"
+        )
 
 
 def nearest(value: str, names: Iterable[str]) -> str:

@@ -1,0 +1,87 @@
+"""The command line of launch.py: every mistake on it is a UserError, one line, before work begins."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from experiments.config import fields, nearest
+from experiments.errors import UserError
+
+
+def parse(argv: list[str]) -> list[str]:
+    """absl's flags parser with the mistakes that users make said plainly."""
+    file, variant = _config_argument(argv)
+    if file:
+        known = list(fields(load_config(file, variant)))
+        for argument in argv[1:]:
+            match = re.match(r"--?(?:no)?config\.([^=]+)", argument)
+            if match and match[1] not in known:
+                raise UserError(f"--config.{match[1]}: no such field{_field_hint(match[1], known)}")
+    try:
+        rest = flags.FLAGS(argv)
+    except flags.UnrecognizedFlagError as error:
+        names = [name for name in flags.FLAGS if not name.startswith("config.")]
+        raise UserError(
+            f"--{error.flagname}: no such flag{nearest(error.flagname, names)}"
+        ) from None
+    except flags.Error as error:
+        raise UserError(" ".join(str(error).split())) from None
+    if not flags.FLAGS["config"].value:
+        there = ", ".join(sorted(str(path) for path in Path("configs").glob("[a-z]*.py")))
+        raise UserError(f"--config is missing; there are {there}")
+    if rest[1:]:
+        raise UserError(f"{rest[1]!r} is not a flag (flags begin with --)")
+    return rest
+
+
+def load_config(file: str, variant: str) -> Any:
+    """What the config file's get_config gives for this variant."""
+    path = Path(file)
+    if not path.is_file():
+        there = sorted(str(path) for path in Path("configs").glob("[a-z]*.py"))
+        raise UserError(f"--config={file}: no such file{nearest(file, there)}")
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    try:
+        if spec is None or spec.loader is None:
+            raise ImportError("not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        get_config = module.get_config
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"--config={file} cannot be read: {type(error).__name__}: {reason}"
+        ) from None
+    return get_config(variant)
+
+
+def _config_argument(argv: list[str]) -> tuple[str, str]:
+    """(file, variant) of --config, which absl takes as --config=X, -config=X or --config X."""
+    value = ""
+    for argument, after in zip(argv[1:], [*argv[2:], ""], strict=True):
+        if argument in ("--config", "-config"):
+            value = after
+        elif argument.startswith(("--config=", "-config=")):
+            value = argument.partition("=")[2]
+    file, _, variant = value.partition(":")
+    return file, variant
+
+
+def _field_hint(name: str, known: list[str]) -> str:
+    """The nearest field: by its whole path, or by its last part."""
+    groups = {field.rpartition(".")[0] for field in known}
+    if name in groups:
+        inside = [field for field in known if field.startswith(name + ".")]
+        return f" but a group of fields: {', '.join(inside)}"
+    hint = nearest(name, known)
+    if not hint:
+        last = {field.rpartition(".")[2]: field for field in known}
+        hint = nearest(name.rpartition(".")[2], last)
+        for short, field in last.items():
+            hint = hint.replace(repr(short), repr(field))
+    return hint or f"; there are {', '.join(known)}"

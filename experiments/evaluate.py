@@ -1,0 +1,91 @@
+"""Evaluation of a model on a split: teacher forcing for loss and token accuracy, greedy decoding for
+exact match, BLEU and chrF."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import batches, decode, metrics
+from experiments.config import Config
+from experiments.vocabulary import EOS
+
+BATCH_SIZE = 128  # sentences decoded together; no result depends on it
+
+
+class Evaluation(NamedTuple):
+    summary: dict[str, Any]  # loss, token_accuracy, exact_match, bleu, chrf and their signatures
+    by_length: list[dict[str, Any]]  # the same, a row a range of source lengths
+    hypotheses: list[str]  # detokenized, in the order of the split
+
+
+def make(
+    model: Any, config: Config, max_length: int, place: Callable[[Any], Any]
+) -> Callable[[Any, Any, str], Evaluation]:
+    """The function (params, task, split name) -> Evaluation.
+
+    `place` puts a batch on the devices; its programs are compiled once a shape and kept.
+    """
+
+    @jax.jit
+    def score(params: Any, batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
+        return teacher_forced(model, params, config.model, batch)
+
+    @jax.jit
+    def translate(params: Any, batch: batches.Batch) -> jax.Array:
+        return decode.greedy(
+            model, params, config.model, batch.source, batch.source_length, max_length
+        ).tokens
+
+    def evaluate(params: Any, task: Any, split_name: str) -> Evaluation:
+        split = task.splits[split_name]
+        losses, correct = np.zeros(len(split)), np.zeros(len(split), int)
+        tokens: list[list[int]] = [[]] * len(split)
+        devices = jax.local_device_count()
+        rows = -(-BATCH_SIZE // devices) * devices
+        pending = []
+        for indices, batch in batches.eval_batches(split, rows):
+            batch = place(batch)
+            pending.append((indices, score(params, batch), translate(params, batch)))
+        for indices, scored, translated in pending:
+            real = indices >= 0
+            where = indices[real]
+            losses[where], correct[where] = (np.asarray(x)[real] for x in scored)
+            for index, row in zip(where, np.asarray(translated)[real].tolist(), strict=True):
+                tokens[index] = row
+        references = [[*ids, EOS] for ids in split.target_ids]
+        totals = [len(ids) for ids in references]
+        hypotheses = [task.target.decode(ids) for ids in tokens]
+        measured = metrics.translation_metrics(
+            hypotheses,
+            split.target_text,
+            tokens,
+            references,
+            [len(ids) for ids in split.source_ids],
+            eos_id=EOS,
+            token_counts=list(zip(correct.tolist(), totals, strict=True)),
+        )
+        loss = {"loss": float(losses.sum() / sum(totals))}
+        return Evaluation(loss | measured.summary, measured.by_length, hypotheses)
+
+    return evaluate
+
+
+def token_losses(logits: jax.Array, target: jax.Array, length: jax.Array) -> jax.Array:
+    """Cross entropy in nats of each target token, [B, T]; 0 at padding."""
+    picked = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+    real = jnp.arange(target.shape[1]) < length[:, None]
+    return jnp.where(real, jax.nn.logsumexp(logits, axis=-1) - picked, 0)
+
+
+def teacher_forced(
+    model: Any, params: Any, config: Any, batch: batches.Batch
+) -> tuple[jax.Array, jax.Array]:
+    """(summed loss [B] float32, correct tokens [B] int32) of each sentence, <eos> counted."""
+    logits = model.apply(params, config, *batch)
+    losses = token_losses(logits, batch.target, batch.target_length)
+    real = jnp.arange(batch.target.shape[1]) < batch.target_length[:, None]
+    right = real & (jnp.argmax(logits, axis=-1) == batch.target)
+    return losses.sum(axis=1), right.sum(axis=1)

@@ -1,0 +1,41 @@
+"""The small parts that models share: dense layers, embeddings, dropout."""
+
+import jax
+import jax.numpy as jnp
+
+from experiments.config import SCALES
+
+
+def dense_init(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
+    """{"kernel" [inputs, outputs] (Glorot & Bengio 2010, uniform), "bias" [outputs] (zeros)}."""
+    kernel = jax.nn.initializers.glorot_uniform()(key, (inputs, outputs))
+    return {"kernel": kernel, "bias": jnp.zeros(outputs)}
+
+
+def dense(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """x [..., inputs] -> [..., outputs]."""
+    return x @ params["kernel"] + params["bias"]
+
+
+def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Tokens [...] int32, rows of `table` [V, E] -> [..., E]."""
+    return jnp.take(table, tokens, axis=0, mode="clip")
+
+
+def dropout(x: jax.Array, rate: float, key: jax.Array | None, place: int) -> jax.Array:
+    """Zeroes a fraction `rate` of x and scales the rest (Srivastava et al. 2014).
+
+    Nothing happens at rate 0 or without a key (evaluation). `place` sets the places of a model that
+    share one key apart.
+    """
+    if key is None or not rate:
+        return x
+    keep = jax.random.bernoulli(jax.random.fold_in(key, place), 1 - rate, x.shape)
+    return jnp.where(keep, x / (1 - rate), 0)
+
+
+def scale_value(scale: str) -> str | float | None:
+    """The config's word for a scale as `ar.attend` takes it. ValueError if it is none."""
+    if scale == "default":
+        return None
+    return scale if scale in SCALES else float(scale)

@@ -1,0 +1,218 @@
+"""A run's directory: where it lies, what is written there, and how nothing is left half-written.
+
+<workdir>/<config name>/<run name>-<hash>/ holds config.json, env.json, metrics.jsonl, checkpoints/,
+tb/, figures/, result.json and STATUS (running, done, failed, diverged, stopped).
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.config import fields
+from experiments.errors import UserError
+
+# Fields that say where or how often, and leave parameters and results as they are.
+_NOT_RESULT = ("task.data_dir",)
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "sacrebleu")
+
+
+class Diverged(Exception):
+    """The loss stopped being a number; the message says at which step."""
+
+
+class Stopped(Exception):
+    """SIGTERM came, the state is saved, and the same command goes on from there."""
+
+
+def directory(workdir: Path, name: str, variant: str, config: Any, default: Any) -> Path:
+    """The run's own directory; the run name says what differs from the config file."""
+    changed = [
+        f"{field}={value}"
+        for (field, value), old in zip(
+            fields(config).items(), fields(default).values(), strict=True
+        )
+        if value != old and field not in _NOT_RESULT
+    ]
+    run = ",".join(([variant] if variant else []) + changed) or "default"
+    run = re.sub(r"[^A-Za-z0-9.,=_+-]", "_", run)[:100]
+    return workdir / name / f"{run}-{digest(config)}"
+
+
+def digest(config: Any) -> str:
+    """Eight hexadecimal digits of all that changes the result."""
+    result = {name: value for name, value in fields(config).items() if name not in _NOT_RESULT}
+    return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def create(path: Path) -> None:
+    """Makes the directory and makes sure that it can be written to. UserError if not."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe{os.getpid()}"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"--workdir: cannot write to {path} ({error.strerror}); name a directory that can be "
+            "written to, --workdir=DIRECTORY"
+        ) from None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the run for this process; a killed process lets go of it by itself."""
+    with open(path / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{path} is being run by another process; wait for it") from None
+        yield
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes the file whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_text` of strict JSON: a number that is not finite becomes null."""
+    write_text(path, json.dumps(_finite(value), indent=1, ensure_ascii=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def set_status(path: Path, status: str) -> None:
+    write_text(path / "STATUS", status + "\n")
+
+
+def status(path: Path) -> str:
+    """'' for a run that never began."""
+    file = path / "STATUS"
+    return file.read_text().strip() if file.exists() else ""
+
+
+def describe(path: Path, config: Any) -> None:
+    """Writes config.json and env.json."""
+    import jax
+
+    write_json(path / "config.json", dataclasses.asdict(config))
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    env = {
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "devices": [f"{device.platform}: {device.device_kind}" for device in jax.local_devices()],
+        "versions": versions,
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_diff": _git("diff", "HEAD"),
+    }
+    write_json(path / "env.json", env)
+
+
+def _git(*arguments: str) -> str | None:
+    """Git's answer for the checkout this file is in; None where there is none."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def log(line: str) -> None:
+    """A line for whoever is watching."""
+    print(line, flush=True)
+
+
+def execute(run: Callable[..., dict[str, Any]], config: Any, path: Path) -> None:
+    """Runs `run(config, path, log)` unless it is done, and keeps STATUS and result.json true."""
+    create(path)
+    with locked(path):
+        if status(path) == "done":
+            log(f"done before: {path} (remove it to run again)")
+            log((path / "result.json").read_text(encoding="utf-8").strip())
+            return
+        describe(path, config)
+        set_status(path, "running")
+        log(f"run directory: {path}")
+        try:
+            result = run(config, path, log)
+        except Stopped as stopped:
+            set_status(path, "stopped")
+            log(f"{stopped}; the same command goes on from there")
+            return
+        except Diverged as diverged:
+            set_status(path, "diverged")
+            raise UserError(f"diverged: {diverged}; try a lower optim.learning_rate") from None
+        except BaseException:
+            set_status(path, "failed")
+            raise
+        write_json(path / "result.json", result)
+        set_status(path, "done")
+        log(f"\nresult: {path / 'result.json'}\nfigures: {path / 'figures'}")
+
+
+class Metrics:
+    """metrics.jsonl (a line a logged step, nothing in it depends on the clock) and tb/."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        """Opens both for appending, and drops what an earlier process wrote after `step`."""
+        from tensorboardX import SummaryWriter
+
+        self._path = path / "metrics.jsonl"
+        if self._path.exists():
+            kept = [row for row in read_metrics(path) if row["step"] <= step]
+            write_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        self._file = open(self._path, "a", encoding="utf-8")
+        self._tb = SummaryWriter(str(path / "tb"), purge_step=step + 1 if step else None)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """One line: {"step": step, **values}."""
+        self._file.write(json.dumps({"step": step} | _finite(values)) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._tb.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        self._tb.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a run's metrics.jsonl; a last line cut short by a kill is left out."""
+    rows = []
+    for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows

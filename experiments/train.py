@@ -1,0 +1,295 @@
+"""Training: from a config to a finished run directory, resumable at any step, bit for bit.
+
+Data are a function of (seed, step), randomness is `fold_in(key, step)`, so the state below is all
+that a resume needs. One device or many, the code is the same: the batch is split over a mesh.
+"""
+
+import dataclasses
+import importlib
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from experiments import batches, evaluate, results, runs, tasks
+from experiments.checkpoint import SELECT_BY, Checkpoints
+from experiments.config import DECAYS, Config, one_of
+from experiments.errors import UserError
+
+Log = Callable[[str], None]
+
+
+class TrainState(NamedTuple):
+    """All that changes in training."""
+
+    params: Any
+    opt_state: Any
+    step: jax.Array  # int32: steps done
+    loss: jax.Array  # float32: summed over the real tokens since the last logged step
+    tokens: jax.Array  # float32: how many these were
+
+
+def check(config: Config) -> Config:
+    """The config with the task's defaults filled in. Raises UserError, one line, for one that cannot
+    run; compiles and writes nothing."""
+    tasks.check(config.task)
+    load_model(config).check(config.model)
+    one_of("optim.decay", config.optim.decay, DECAYS)
+    for field in ("steps", "batch_size", "log_every", "eval_every"):
+        if getattr(config.train, field) < 1:
+            raise UserError(f"train.{field}={getattr(config.train, field)} must be at least 1")
+    for field, low in (("learning_rate", 0), ("clip_norm", 0)):
+        if not getattr(config.optim, field) > low:
+            raise UserError(f"optim.{field}={getattr(config.optim, field)} must be above {low}")
+    for field in ("warmup_steps", "weight_decay"):
+        if not getattr(config.optim, field) >= 0:
+            raise UserError(f"optim.{field}={getattr(config.optim, field)} must not be negative")
+    if config.optim.warmup_steps > config.train.steps:
+        raise UserError(
+            f"optim.warmup_steps={config.optim.warmup_steps} is more than "
+            f"train.steps={config.train.steps}"
+        )
+    if config.decode.beam_size != 1:
+        raise UserError(
+            f"decode.beam_size={config.decode.beam_size}: only greedy decoding is there, 1"
+        )
+    if config.decode.max_length is not None and config.decode.max_length < 1:
+        raise UserError(f"decode.max_length={config.decode.max_length} must be at least 1")
+    devices = jax.local_device_count()
+    if config.train.batch_size % devices:
+        near = -(-config.train.batch_size // devices) * devices
+        raise UserError(
+            f"train.batch_size={config.train.batch_size} is not divisible by the {devices} local "
+            f"devices; {near} is"
+        )
+    return dataclasses.replace(config, task=tasks.resolve(config.task))
+
+
+def load_model(config: Config) -> Any:
+    """The module of experiments/models that `model.kind` names."""
+    one_of("model.kind", config.model.kind, ("rnn_seq2seq",))
+    return importlib.import_module(f"experiments.models.{config.model.kind}")
+
+
+def optimizer(config: Config) -> optax.GradientTransformation:
+    """AdamW after clipping; the rate warms up from 0 and decays to 0 at the last step."""
+    optim, steps = config.optim, config.train.steps
+    rate: Any = optim.learning_rate
+    if optim.decay == "cosine":
+        rate = optax.cosine_decay_schedule(rate, max(steps - optim.warmup_steps, 1))
+    elif optim.decay == "linear":
+        rate = optax.linear_schedule(rate, 0.0, max(steps - optim.warmup_steps, 1))
+    if optim.warmup_steps:
+        warm = optax.linear_schedule(0.0, optim.learning_rate, optim.warmup_steps)
+        rest = rate if callable(rate) else optax.constant_schedule(rate)
+        rate = optax.join_schedules([warm, rest], [optim.warmup_steps])
+    return optax.chain(
+        optax.clip_by_global_norm(optim.clip_norm),
+        optax.adamw(rate, weight_decay=optim.weight_decay),
+    )
+
+
+def make_step(model: Any, config: Config) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """The function (state, batch, key) -> (state, what is logged); pure."""
+    transform = optimizer(config)
+
+    def loss_fn(params: Any, batch: batches.Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = model.apply(params, config.model, *batch, key=key)
+        losses = evaluate.token_losses(logits, batch.target, batch.target_length)
+        total = losses.sum()
+        return total / jnp.maximum(batch.target_length.sum(), 1), total
+
+    def step(state: TrainState, batch: batches.Batch, key: jax.Array) -> Any:
+        key = jax.random.fold_in(key, state.step)
+        (_, total), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch, key)
+        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        carried = state.step % config.train.log_every != 0
+        loss = jnp.where(carried, state.loss, 0) + total
+        tokens = jnp.where(carried, state.tokens, 0) + batch.target_length.sum()
+        logged = {"train/loss": loss / tokens, "train/gradient_norm": optax.global_norm(grads)}
+        return TrainState(params, opt_state, state.step + 1, loss, tokens), logged
+
+    return step
+
+
+def initial_state(model: Any, config: Config, source_size: int, target_size: int) -> TrainState:
+    """Step 0, from the seed alone, for vocabularies of these sizes."""
+    key = jax.random.fold_in(jax.random.key(config.seed), 0)
+    params = model.init(key, config.model, source_size, target_size)
+    opt_state = optimizer(config).init(params)
+    loss, tokens = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+    return TrainState(params, opt_state, jnp.zeros((), jnp.int32), loss, tokens)
+
+
+def max_length(config: Config, task: Any) -> int:
+    """The most tokens that decoding says, <eos> counted: half as many again as any target has."""
+    longest = max(len(ids) for split in task.splits.values() for ids in split.target_ids)
+    return config.decode.max_length or (longest + 1) * 3 // 2
+
+
+@contextmanager
+def _sigterm() -> Iterator[Callable[[], bool]]:
+    """Within it SIGTERM only sets what the yielded function tells."""
+    came: list[int] = []
+    old = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def run(config: Config, path: Path, log: Log) -> dict[str, Any]:
+    """Trains (or goes on training) in the run directory `path`, evaluates, draws; -> result.json."""
+    task = tasks.load(config.task, log)
+    model = load_model(config)
+    task.source.save(path / "source_vocabulary.json")
+    task.target.save(path / "target_vocabulary.json")
+    mesh = jax.make_mesh((jax.local_device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    sharded = NamedSharding(mesh, PartitionSpec("data"))
+
+    def place(batch: batches.Batch) -> batches.Batch:
+        return jax.device_put(batch, sharded)
+
+    state = initial_state(model, config, task.source.size, task.target.size)
+    state = jax.device_put(state, replicated)
+    size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    log(
+        f"{size:,} parameters; {len(task.splits['train']):,} training sentences; vocabularies of "
+        f"{task.source.size:,} and {task.target.size:,}; {jax.local_device_count()} "
+        f"{jax.default_backend()} device(s)"
+    )
+    checkpoints = Checkpoints(path / "checkpoints")
+    clock = {"seconds": 0.0, "compile_seconds": 0.0, "validation_seconds": 0.0, "tokens": 0}
+    restored = checkpoints.newest(state, log)
+    if restored:
+        state, info = restored
+        clock |= {name: info[name] for name in clock}
+        log(f"goes on from step {int(state.step)}")
+    metrics = runs.Metrics(path, int(state.step))
+    evaluator = evaluate.make(model, config, max_length(config, task), place)
+    try:
+        with _sigterm() as stop:
+            state = _loop(
+                config, state, task, evaluator, checkpoints, metrics, clock, place, stop, log
+            )
+        checkpoints.wait()
+        best, state = checkpoints.best(state)
+        log(f"evaluates the checkpoint of step {best}, the best on validation, on test ...")
+        found = {name: evaluator(state.params, task, name) for name in ("validation", "test")}
+    finally:
+        metrics.close()
+        checkpoints.close()
+    spent = clock["seconds"] - clock["compile_seconds"] - clock["validation_seconds"]
+    train = {
+        "train/steps": config.train.steps,
+        "train/best_step": best,
+        "train/parameters": size,
+        "train/seconds": clock["seconds"],
+        "train/compile_seconds": clock["compile_seconds"],
+        "train/validation_seconds": clock["validation_seconds"],
+        "train/target_tokens_per_second": clock["tokens"] / max(spent, 1e-9),
+    }
+    return results.write(path, config, task, model, state.params, found, train, log)
+
+
+def _loop(
+    config: Config,
+    state: TrainState,
+    task: Any,
+    evaluator: Any,
+    checkpoints: Checkpoints,
+    metrics: runs.Metrics,
+    clock: dict[str, Any],
+    place: Any,
+    stop: Callable[[], bool],
+    log: Log,
+) -> TrainState:
+    """The steps that are left; validates and saves on the way. `clock` goes on counting."""
+    steps, first = config.train.steps, int(state.step)
+    step_fn = jax.jit(make_step(load_model(config), config), donate_argnums=0)
+    key = jax.random.fold_in(jax.random.key(config.seed), 1)
+    programs: dict[Any, Any] = {}
+    pending: tuple[int, dict[str, jax.Array]] | None = None
+    began, before, spent = time.perf_counter(), dict(clock), 0
+
+    def flush() -> None:
+        """Writes the last logged step; its numbers are there by now, so the device need not wait."""
+        nonlocal pending
+        if pending is None:
+            return
+        step, arrays = pending
+        pending = None
+        values = {name: float(value) for name, value in arrays.items()}
+        metrics.write(step, values)
+        if not math.isfinite(values["train/loss"]):
+            raise runs.Diverged(f"the loss is {values['train/loss']} at step {step}")
+        clock["seconds"] = before["seconds"] + time.perf_counter() - began
+        busy = clock["seconds"] - clock["compile_seconds"] - clock["validation_seconds"]
+        left = (steps - step) * (clock["seconds"] - before["seconds"]) / max(step - first, 1)
+        log(
+            f"step {step}/{steps}  loss {values['train/loss']:.4f}  "
+            f"{clock['tokens'] / max(busy, 1e-9):,.0f} target tokens/s  {left:,.0f} s left"
+        )
+
+    def save(step: int, validation: dict[str, float] | None) -> None:
+        clock["seconds"] = before["seconds"] + time.perf_counter() - began
+        checkpoints.save(step, state, clock, validation)
+
+    stream = batches.train_batches(
+        task.splits["train"], config.train.batch_size, config.seed, first, steps
+    )
+    for step, batch in stream:
+        done = step + 1
+        shape = batch.source.shape, batch.target.shape
+        tokens = int(batch.target_length.sum())
+        batch = place(batch)
+        if shape not in programs:
+            jax.block_until_ready(state)
+            start = time.perf_counter()
+            programs[shape] = step_fn.lower(state, batch, key).compile()
+            seconds = time.perf_counter() - start
+            clock["compile_seconds"] += seconds
+            log(f"compiled for {shape[0][1]} x {shape[1][1]} tokens in {seconds:.1f} s")
+        state, logged = programs[shape](state, batch, key)
+        clock["tokens"] += tokens
+        spent += tokens
+        if done == first + 1:
+            jax.block_until_ready(state)
+            log(f"first step done after {time.perf_counter() - began:.1f} s")
+        if done % config.train.log_every == 0 or done == steps:
+            flush()
+            pending = done, logged
+        if done % config.train.eval_every == 0 or done == steps:
+            jax.block_until_ready(state)
+            flush()
+            start = time.perf_counter()
+            summary = evaluator(state.params, task, "validation").summary
+            clock["validation_seconds"] += time.perf_counter() - start
+            numbers = {
+                f"validation/{name}": value
+                for name, value in summary.items()
+                if not isinstance(value, str)
+            }
+            metrics.write(done, numbers)
+            log("  ".join(f"{name} {value:.4f}" for name, value in numbers.items()))
+            save(done, {SELECT_BY: numbers[SELECT_BY]})
+        elif stop():
+            jax.block_until_ready(state)
+            flush()
+            save(done, None)
+        if stop():
+            checkpoints.wait()
+            raise runs.Stopped(f"stopped by SIGTERM, saved at step {done} of {steps}")
+    flush()
+    clock["seconds"] = before["seconds"] + time.perf_counter() - began
+    return state
