@@ -66,12 +66,12 @@ def prepared(
     """The directory of the data set, which `draw` fills if it is not there yet. Raises `UserError`
     if it cannot be written."""
     directory = place / name / options / version
-    if _complete(directory):
+    if complete(directory):
         return directory
     with writing(place):
         directory.parent.mkdir(parents=True, exist_ok=True)
         with locked(directory.parent / ".lock", log):
-            if not _complete(directory):
+            if not complete(directory):
                 log(f"preparing {name} in {directory} (once)")
                 start = time.perf_counter()
                 for left in directory.parent.glob("incomplete.*"):  # by a process that was killed
@@ -83,7 +83,7 @@ def prepared(
     return directory
 
 
-def _complete(directory: Path) -> bool:
+def complete(directory: Path) -> bool:
     return (directory / "dataset_info.json").exists()
 
 
