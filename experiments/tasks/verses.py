@@ -43,9 +43,9 @@ def clean(text: str) -> str:
     """Straight quotes, no brackets, no dashes at the ends, composed letters, single spaces."""
     text = unicodedata.normalize("NFC", text)
     text = text.translate(str.maketrans("`‘’“”«»\u00a0", '\'\'\'"""" ', "[]"))
-    text = re.sub(r"(?<=\w)(- | -)(?=\w)", "-", text)  # meal- offering
-    text = re.sub(r"^-+ ?| ?-+$", "", squeeze(text))
-    return re.sub(r" ([,;:!?])", r"\1", text)
+    text = re.sub(r"(?<=\w)(- | -)(?=\w)", "-", squeeze(text))  # meal- offering
+    text = re.sub(r"(^| )-+(?=\w)|^-+ | ?-+$", r"\1", text)
+    return re.sub(r" ([,;:!?]) ?", r"\1 ", text).strip()
 
 
 def english(key: Key, text: str) -> str:
@@ -60,7 +60,7 @@ def french(key: Key, text: str) -> str:
     if key[0] == PSALMS and key[2] == 1:
         text = TITLE.sub("", MARK.split(text)[-1].strip())
     text = MARK.sub(" ", text)
-    return clean(re.sub(r"(^| )-(?=\w)| -$", " ", text))  # not the hyphen within a word
+    return clean(re.sub(r"(^| )-(?=\w)", " ", text))  # there it never is a hyphen
 
 
 def _verses(version: str) -> dict[Key, str]:
