@@ -54,8 +54,8 @@ def attend(
       ``[..., T, N, Dv]`` (``[T, Dv]``) in the dtype of ``value``. Logits, softmax and sums are
       float32 for 16-bit inputs, float64 if query, key or a parameter is float64. A query that sees
       no key gets 0, and no gradient flows through it. Keys and values which a query does not see do
-      not influence it or its gradient, whatever they hold; NaN or inf in what it does see makes
-      its result NaN. Finite inputs never give NaN: logits too large for the dtype saturate.
+      not influence it or its gradient, whatever they hold; NaN in what it does see makes its
+      result NaN. Finite inputs never give NaN: logits too large for the dtype saturate.
 
     >>> q, k, v = jnp.eye(2), jnp.eye(2), jnp.array([[1.0], [3.0]])
     >>> print(attend(q, k, v, scale=1.0).round(4)[:, 0])
@@ -78,7 +78,7 @@ def attend(
         softcap,
         implementation,
     )
-    return _context(inputs, score, score_params, scale, normalizer, softcap)[0]
+    return _context(inputs, score, scale, normalizer, softcap)[0]
 
 
 def attention_weights(
@@ -116,7 +116,7 @@ def attention_weights(
         softcap,
         implementation,
     )
-    weights = _weights(hide(inputs), score, score_params, scale, normalizer, softcap)[0]
+    weights = _weights(hide(inputs), score, inputs.score_params, scale, normalizer, softcap)[0]
     return weights[0] if inputs.one_head else weights
 
 
@@ -158,7 +158,7 @@ def attend_with_lse(
         softcap,
         implementation,
     )
-    context, lse = _context(inputs, score, score_params, scale, normalizer, softcap)
+    context, lse = _context(inputs, score, scale, normalizer, softcap)
     return context, (lse[0] if inputs.one_head else lse)
 
 
@@ -195,11 +195,11 @@ def _weights(
 
 
 def _context(
-    inputs: Inputs, score: Any, score_params: Any, scale: Any, normalizer: str, softcap: Any
+    inputs: Inputs, score: Any, scale: Any, normalizer: str, softcap: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Context ``[..., T, N, Dv]`` (``[T, Dv]``) in the dtype of value, and lse ``[..., N, T]``."""
     hidden = hide(inputs)
-    weights, lse = _weights(hidden, score, score_params, scale, normalizer, softcap)
+    weights, lse = _weights(hidden, score, inputs.score_params, scale, normalizer, softcap)
     if hidden.bad_values is not None:
         seen = hidden.bad_values & (weights != 0)
         weights = weights * jnp.where(seen, jnp.nan, 1).astype(weights.dtype)

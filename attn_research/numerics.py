@@ -37,7 +37,8 @@ def _plain(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:
-    """The largest power of two <= max |x| over the last axis, at least 1, kept as ``[..., 1]``."""
+    """The largest power of two <= max |x| over the last axis, at least 1, kept as ``[..., 1]``;
+    inf if it is not finite."""
     top = jnp.max(jnp.abs(x), axis=-1, keepdims=True, initial=0).astype(wide(x.dtype))
     if top.dtype == jnp.float64:
         bits, exponent = jnp.uint64, 0x7FF0000000000000
@@ -61,12 +62,16 @@ def contract(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """
     if x.dtype == jnp.float16 and y.dtype == jnp.float16:  # at most 65504^2 d: cannot overflow
         return _plain(spec, x, y)
-    power = _power_of_two(x)
+    # x / power must sum below the largest number, and 1 / power be a normal one: XLA multiplies by
+    # it. So power <= 2^126 (2^1022), and what is above that divided by the number of terms is cut.
     terms = 2.0 ** (2 + math.ceil(math.log2(max(x.shape[-1], 1))))
-    small = x * (1 / terms) / power.astype(x.dtype)
+    top = 2.0 ** (-jnp.finfo(wide(x.dtype)).minexp) / terms
+    power = _power_of_two(x)
+    power = jnp.where(power < jnp.inf, jnp.minimum(power, top), power) * terms
+    small = jnp.clip(x, -top, top) / power.astype(x.dtype)
     left, out = spec.split(",")[0], spec.split("->")[1]
     power = jnp.einsum(f"{left}->{out[:-1]}{left[-1]}", power)
-    return clip_finite(_plain(spec, small, y) * terms * power)
+    return clip_finite(_plain(spec, small, y) * power)
 
 
 @functools.partial(contract.defjvp, symbolic_zeros=True)

@@ -118,12 +118,9 @@ def check_params(name: str, params: Any, query_dim: int, key_dim: int, num_heads
             )
 
 
-def check_arrays(params: Any) -> None:
-    """Raises if a leaf is not floating point."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            where = jax.tree_util.keystr(path)
-            raise TypeError(f"score_params{where} must be floating: got {jnp.result_type(leaf)}")
+def as_arrays(params: Any) -> Any:
+    """``params`` with JAX arrays for leaves."""
+    return jax.tree.map(jnp.asarray, params)
 
 
 def over_heads(f: Callable[..., jax.Array], params: Any, x: jax.Array) -> jax.Array:

@@ -61,6 +61,7 @@ def transform_keys(key: Any, *, score: Any = "dot", score_params: Any = None) ->
             f"score_params hold {heads} heads, key has {cleaned.shape[-2]}: the first must be a "
             "multiple of the second"
         )
+    score_params = parameters.as_arrays(score_params)
     group = heads // cleaned.shape[-2]
     if group > 1:
         cleaned, bad = jnp.repeat(cleaned, group, -2), jnp.repeat(bad, group, -1)

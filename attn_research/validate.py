@@ -28,6 +28,7 @@ class Inputs:
     value: jax.Array | None
     visible: jax.Array | None
     bias: jax.Array | None
+    score_params: Any  # its leaves as JAX arrays
     one_head: bool
 
 
@@ -93,7 +94,7 @@ def check(
         parameters.check_params(
             score, score_params, query.shape[-1], key_dim, num_heads=query.shape[-2]
         )
-    parameters.check_arrays(score_params)
+    score_params = parameters.as_arrays(score_params)
 
     shape = _logits_shape(query, key, value)
     visible = None
@@ -106,7 +107,7 @@ def check(
             hint = "; a boolean array goes in mask=" if bias.dtype == jnp.bool_ else ""
             raise TypeError(f"bias must be floating: got {bias.dtype}{hint}")
         bias = _broadcastable("bias", bias, shape)
-    return Inputs(query, key, transformed, value, visible, bias, one_head)
+    return Inputs(query, key, transformed, value, visible, bias, score_params, one_head)
 
 
 def _check_axes(query: Any, key: Any, value: Any, transformed: Any, score_params: Any) -> None:

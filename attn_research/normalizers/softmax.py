@@ -17,6 +17,10 @@ def normalize(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     >>> print(weights.round(4).tolist(), lse.round(4))
     [[0.25, 0.75], [0.0, 0.0]] [1.3863   -inf]
     """
+    # The minimum lets +inf saturate. It also stands between the product that made the logits and
+    # the difference below: fused into one multiply-add, that is not 0 at the top logit but its
+    # rounding error, 1e22 for logits of 1e30.
+    logits = jnp.minimum(logits, jnp.finfo(logits.dtype).max)
     top = jnp.max(logits, axis=-1, keepdims=True)
     exps = jnp.exp(logits - jnp.where(top == -jnp.inf, 0, top))
     total = jnp.sum(exps, axis=-1, keepdims=True)
