@@ -1,0 +1,98 @@
+"""Wrong arguments are one clear line, before anything is computed."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import attn_research as ar
+
+
+def x(*shape, dtype=jnp.float32):
+    return jnp.ones(shape, dtype)
+
+
+Q, K, V = x(2, 3, 4, 8), x(2, 5, 4, 8), x(2, 5, 4, 6)
+ADDITIVE = {"query": x(8, 7), "key": x(8, 7), "v": x(7)}
+
+WRONG = [
+    ((Q, K, V), dict(score="aditive"), ValueError, "unknown score 'aditive': did you mean 'additi"),
+    ((Q, K, V), dict(score=3), TypeError, "score must be a name or a function: got int"),
+    ((Q, K, V), dict(normalizer="softmx"), ValueError, "unknown normalizer .*'softmax'"),
+    ((Q, K, V), dict(implementation="blokked"), ValueError, "unknown implementation .*: 'dense'"),
+    ((Q, K, V), dict(scale="rsqrt"), ValueError, "unknown scale 'rsqrt': did you mean 'rsqrt_dim'"),
+    ((Q, K, V), dict(scale=x(2)), ValueError, r"scale must be a scalar: got shape \(2,\)"),
+    ((Q, K, V), dict(scale=True), TypeError, "scale must be .*: got bool"),
+    ((Q, K, V), dict(softcap=0.0), ValueError, "softcap must be positive"),
+    (
+        (Q, K, V),
+        dict(bias=x(3, 3)),
+        ValueError,
+        r"bias must broadcast to .*\[2, 4, 3, 5\]: got \[3",
+    ),
+    ((Q, K, V), dict(bias=x(3, 5) > 0), TypeError, "bias must be floating: got bool; .*mask="),
+    ((Q, K, V), dict(score="additive"), ValueError, "needs score_params .*ar.init_score"),
+    ((Q, K, V), dict(score_params={"v": x(3)}), ValueError, "'dot' has no parameters"),
+    (
+        (Q, K, V),
+        dict(score="additive", score_params=ADDITIVE | {"v": x(6)}),
+        ValueError,
+        r"score_params\['v'\] .* must have shape \[7\]: got \[6\]",
+    ),
+    (
+        (Q, K, V),
+        dict(score="general", score_params=ar.PerHead({"kernel": x(3, 8, 8)})),
+        ValueError,
+        "3 heads on axis 0, query has 4",
+    ),
+    (
+        (Q, K, V),
+        dict(score="general", score_params={"kernel": x(4, 8, 8)}),
+        ValueError,
+        "ar.PerHead",
+    ),
+    (
+        (Q, x(2, 5, 4, 16), V),
+        {},
+        ValueError,
+        "'dot' needs equal .*query has 8, key has 16; use .*gen",
+    ),
+    ((Q, x(2, 5, 3, 8), V), {}, ValueError, "query has 4 on axis -2, key has 3"),
+    ((Q, K, x(2, 6, 4, 8)), {}, ValueError, "key has 5 positions, value has 6"),
+    ((Q, K, x(2, 5, 2, 8)), {}, ValueError, "key has 4 on axis -2, value has 2"),
+    ((Q, x(3, 5, 4, 8), V), {}, ValueError, r"batch axes .*query has \(2,\), key has \(3,\)"),
+    ((Q, x(5, 8), V), {}, ValueError, "same number of axes"),
+    ((x(8), K, V), {}, ValueError, r"query must be .*: got shape \(8,\)"),
+    ((Q, K, V.astype(int)), {}, TypeError, "value must be floating: got int32; use value.astype"),
+    (
+        (Q, K, V),
+        dict(score=lambda p, q, k: k @ q.T),
+        ValueError,
+        r"logits \[T, S\] = \[3, 5\] .*: got \[5, 3\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "error", "message"), WRONG, ids=lambda x: str(x)[:20]
+)
+def test_one_clear_line(arrays, options, error, message):
+    with pytest.raises(error, match=message) as caught:
+        jax.eval_shape(lambda: ar.attend(*arrays, **options))
+    assert "\n" not in str(caught.value)
+
+
+def test_init_score():
+    key = jax.random.key(0)
+    with pytest.raises(TypeError, match="unknown option of score 'additive' 'dims': did you mean"):
+        ar.init_score("additive", key, 4, 4, dims=3)
+    with pytest.raises(TypeError, match="unknown option of score 'dot' 'dim': There are: none"):
+        ar.init_score("dot", key, 4, 4, dim=3)
+    with pytest.raises(ValueError, match="query has 4, key has 5"):
+        ar.init_score("dot", key, 4, 5)
+    with pytest.raises(ValueError, match="num_heads must be a positive integer: got 0"):
+        ar.init_score("additive", key, 4, 5, num_heads=0)
+
+
+def test_options_are_keywords_only():
+    with pytest.raises(TypeError):
+        ar.attend(Q, K, V, "dot")
