@@ -64,7 +64,9 @@ class Vocabulary(abc.ABC):
         file that was there before."""
         path = Path(path)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps({"kind": self.kind, **self._state()}, ensure_ascii=False))
+        partial.write_text(
+            json.dumps({"kind": self.kind, **self._state()}, ensure_ascii=False), encoding="utf-8"
+        )
         partial.replace(path)
 
 
@@ -195,7 +197,7 @@ class Pieces(Vocabulary):
 def load_vocabulary(path: str | os.PathLike) -> Vocabulary:
     """What `save` wrote. Raises `UserError` where there is no such file or it is another thing."""
     try:
-        state = json.loads(Path(path).read_text())
+        state = json.loads(Path(path).read_text(encoding="utf-8"))
         kind = state.pop("kind")
         if kind == Pieces.kind:
             return Pieces(base64.b64decode(state["model"]))

@@ -20,7 +20,8 @@ from experiments.vocabulary import Vocabulary
 __all__ = ["TASKS", "Ids", "Split", "Task", "check", "load", "resolve"]
 
 TASKS = tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
-OPTIONS = tuple(f.name for f in dataclasses.fields(TaskConfig))[3:]  # after name, tfds, data_dir
+PLACES = ("name", "tfds", "data_dir")  # the fields of a config that are no option of a task
+OPTIONS = tuple(f.name for f in dataclasses.fields(TaskConfig) if f.name not in PLACES)
 
 
 def _definition(config: TaskConfig) -> Definition:

@@ -154,6 +154,15 @@ def test_other_files(tmp_path):
         tasks.load(config(tmp_path), log=silent)
 
 
+def test_set_prepared_in_another_format(tmp_path):
+    write(tmp_path, {"train": pairs(*range(10))})
+    info = next(tmp_path.glob("**/dataset_info.json"))
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    with pytest.raises(UserError, match="TFRECORD") as error:
+        tasks.check(config(tmp_path))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
