@@ -15,7 +15,7 @@ class Hidden:
 
     ``bad_pairs`` is broadcastable to ``[..., N, T, S]``: pairs whose query or key held NaN or inf.
     ``bad_values [..., N | 1, 1, S]`` are the values that did. All of these are zeroed in ``query``,
-    ``key`` and ``value``. ``bias`` is free of -inf, which is in ``visible`` instead.
+    ``key`` and ``value``. ``visible`` also leaves out what a bias of -inf hides.
     """
 
     query: jax.Array
@@ -48,7 +48,6 @@ def hide(inputs: Inputs) -> Hidden:
     if bias is not None:
         kept = bias != -jnp.inf
         visible = kept if visible is None else visible & kept
-        bias = jnp.where(kept, bias, 0)
     if inputs.transformed is not None:
         bad_pairs = _per_query_head(inputs.transformed.bad, heads)
 

@@ -36,6 +36,15 @@ def rng():
 
 
 @pytest.fixture
+def quick_compile():
+    """Half the compile time; not for tests of what XLA's fusions do to rounding."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
 def draw(rng):
     def draw(batch=(2,), T=3, S=5, N=2, K=None, Dq=4, Dk=4, Dv=3) -> Drawn:
         K = N if K is None else K

@@ -8,6 +8,8 @@ import pytest
 import attn_research as ar
 from attn_research import reference
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 BIAS_SHAPES = [(2, 2, 3, 5), (2, 1, 1, 5), (2, 3, 1), ()]
 
 

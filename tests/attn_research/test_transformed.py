@@ -7,6 +7,8 @@ import pytest
 
 import attn_research as ar
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @pytest.mark.parametrize("num_heads", [None, 4])
 @pytest.mark.parametrize("score", ar.SCORES)
