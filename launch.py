@@ -30,8 +30,8 @@ def main(argv: list[str]) -> None:
     file, _, variant = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     experiment = importlib.import_module(f"experiments.{_CONFIG.value.experiment}")
     config = experiment.check(_CONFIG.value)
-    default = experiment.check(command_line.load_config(file, variant))
-    path = runs.directory(Path(_WORKDIR.value), Path(file).stem, variant, config, default)
+    changed = runs.changes(command_line.load_config(file, variant), _CONFIG.value)
+    path = runs.directory(Path(_WORKDIR.value), Path(file).stem, variant, changed, config)
     if _MODE.value == "translate":
         from experiments import translate
 

@@ -5,7 +5,7 @@ The one convention of lengths: a row is its tokens, <eos>, then <pad>; its lengt
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,15 +36,22 @@ def bucket_shapes(split: Split, batch_size: int, buckets: int = 4) -> list[Shape
     buckets as come within SAVING a bucket of that, each with `batch_size` pairs or more (a smaller
     split is one bucket). An empty split has no shape.
     """
-    shapes, _ = _buckets(split, batch_size, buckets)
+    shapes, _ = _buckets(_lengths(split), batch_size, buckets)
     return shapes
 
 
-def _buckets(split: Split, batch_size: int, buckets: int) -> tuple[list[Shape], list[np.ndarray]]:
+def _lengths(*splits: Split) -> np.ndarray:
+    """[2, N]: of each source and each target, <eos> counted."""
+    sides = [[split.source_ids.lengths, split.target_ids.lengths] for split in splits]
+    return np.concatenate([np.stack(side) for side in sides], axis=1) + 1
+
+
+def _buckets(
+    lengths: np.ndarray, batch_size: int, buckets: int
+) -> tuple[list[Shape], list[np.ndarray]]:
     """The shapes, and for each the indices of its pairs, sorted by length."""
-    if not len(split):
+    if not lengths.size:
         return [], []
-    lengths = np.stack([split.source_ids.lengths, split.target_ids.lengths]) + 1  # [2, N], <eos>
     size = (lengths / lengths.max(axis=1, keepdims=True)).max(axis=0)
     order = np.lexsort((lengths[1], lengths[0], size))
     size, lengths = size[order], np.maximum.accumulate(lengths[:, order], axis=1)
@@ -114,7 +121,7 @@ class TrainBatches:
         if not len(split):
             raise ValueError("a split without pairs has no training batch")
         self.batch_size, self.seed = batch_size, seed
-        self.shapes, indices = _buckets(split, batch_size, buckets)
+        self.shapes, indices = _buckets(_lengths(split), batch_size, buckets)
         self._rows = [_Rows(split, i, s) for i, s in zip(indices, self.shapes, strict=True)]
         self._batches = [max(1, len(rows) // batch_size) for rows in self._rows]
         self.steps_per_epoch = sum(self._batches)
@@ -160,13 +167,24 @@ def train_batches(
     return iter(steps.to_iter_dataset(options))
 
 
+def eval_shapes(splits: Iterable[Split], batch_size: int, *, buckets: int = 4) -> list[Shape]:
+    """`bucket_shapes` of several splits together, so that programs compiled for one serve all."""
+    return _buckets(_lengths(*splits), batch_size, buckets)[0]
+
+
 def eval_batches(
-    split: Split, batch_size: int, *, buckets: int = 4
+    split: Split, batch_size: int, shapes: Sequence[Shape] | None = None
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """(indices, batch) over the whole split, every pair once, short ones first. `indices` [B] int64
-    says which pair a row is; -1 is filler, with source <eos>, source_length 1, target_length 0."""
-    shapes, members = _buckets(split, batch_size, buckets)
-    for shape, indices in zip(shapes, members, strict=True):
+    """(indices, batch) over the whole split, every pair once, in the first of `shapes` (None: the
+    split's own) that holds it, short ones first. `indices` [B] int64 says which pair a row is; -1
+    is filler, with source <eos>, source_length 1, target_length 0."""
+    lengths = _lengths(split)
+    shapes = _buckets(lengths, batch_size, 4)[0] if shapes is None else shapes
+    fits = [(lengths <= np.array(shape)[:, None]).all(axis=0) for shape in shapes]
+    first = np.argmax(fits, axis=0) if shapes else np.zeros(0, int)
+    order = np.lexsort((lengths[1], lengths[0]))
+    for number, shape in enumerate(shapes):
+        indices = order[(first == number)[order]]
         rows = _Rows(split, indices, shape).all
         missing = math.ceil(len(indices) / batch_size) * batch_size - len(indices)
         filler = Batch(

@@ -1,10 +1,12 @@
 """Checkpoints through orbax: atomic, the two newest and the best on validation are kept.
 
 A checkpoint is (state, info): the training state as arrays, and a small dict. It carries a digest
-of the arrays, so that one damaged on disk is noticed and the one before it used.
+of the arrays, so that one damaged on disk is noticed, said, and another one used.
 """
 
 import hashlib
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from experiments.errors import UserError
+
 SELECT_BY = "validation/loss"  # the lower the better
+Log = Callable[[str], None]
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run, in the directory `path`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, log: Log) -> None:
         def measure(metrics: Any) -> float:
             return metrics[SELECT_BY]
 
@@ -35,10 +40,25 @@ class Checkpoints:
             best_mode="min",
             cleanup_tmp_directories=True,
         )
-        self._manager = ocp.CheckpointManager(path.absolute(), options=options)
+        self._path, self._log = path.absolute(), log
+        self._drop_unreadable()
+        self._manager = ocp.CheckpointManager(self._path, options=options)
+
+    def _drop_unreadable(self) -> None:
+        """Orbax reads every checkpoint's metrics when it opens a directory, and trips over a bad one."""
+        for file in self._path.glob("*/metrics/metrics"):
+            try:
+                json.loads(file.read_text())[SELECT_BY]
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                self._damaged(file.parts[-3], error)
+                shutil.rmtree(file.parents[1])
+
+    def _damaged(self, step: Any, error: Exception) -> None:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
+        self._log(f"the checkpoint of step {step} is damaged ({reason}); using the one before it")
 
     def save(self, step: int, state: Any, info: dict[str, Any], validation: Any = None) -> None:
-        """Saves behind the training's back; `validation` {SELECT_BY: ...} if it was measured."""
+        """Saves behind the training's back; `validation` is {SELECT_BY: loss} if it was measured."""
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -48,35 +68,41 @@ class Checkpoints:
             metrics=validation,
         )
 
-    def newest(self, like: Any, log: Callable[[str], None]) -> tuple[Any, dict[str, Any]] | None:
+    def newest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
         """(state, info) of the newest sound checkpoint, shaped and placed as `like`, or None.
 
-        Damaged ones are named in a line and deleted: the run comes by these steps again.
+        Damaged ones are deleted: the run comes by these steps again.
         """
         for step in sorted(self._manager.all_steps(), reverse=True):
-            try:
-                return self._restore(step, like)
-            except Exception as error:  # whatever a damaged file makes orbax raise
-                reason = str(error).strip().split("\n")[0][:100]
-                log(f"the checkpoint of step {step} is damaged ({reason}); using the one before it")
-                self._manager.delete(step)
+            restored = self._restore(step, like)
+            if restored:
+                return restored
+            self._manager.delete(step)
         return None
 
     def best(self, like: Any) -> tuple[int, Any]:
-        """(step, state) of the checkpoint with the lowest validation loss."""
-        step = self._manager.best_step()
-        return step, self._restore(step, like)[0]
+        """(step, state) of the sound checkpoint with the lowest validation loss."""
+        measured = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
+        losses = {step: metrics[SELECT_BY] for step, metrics in measured.items() if metrics}
+        for step in sorted(losses, key=lambda step: (losses[step], step)):
+            restored = self._restore(step, like)
+            if restored:
+                return step, restored[0]
+        raise UserError(f"{self._path} holds no checkpoint that was validated; train the run first")
 
-    def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, like)),
-                info=ocp.args.JsonRestore(),
-            ),
+    def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]] | None:
+        """(state, info), or None, having said so, if anything about it is not as it was saved."""
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, like)),
+            info=ocp.args.JsonRestore(),
         )
-        if restored.info["digest"] != _digest(restored.state):
-            raise ValueError("its arrays are not those that were saved")
+        try:
+            restored = self._manager.restore(step, args=arguments)
+            if restored.info["digest"] != _digest(restored.state):
+                raise ValueError("its arrays are not those that were saved")
+        except Exception as error:  # whatever a damaged file makes orbax raise
+            self._damaged(step, error)
+            return None
         return restored.state, restored.info
 
     def wait(self) -> None:

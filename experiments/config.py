@@ -117,6 +117,15 @@ def nearest(value: str, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def no_variant(file: str, variant: str, there: Iterable[str] = ("quick",)) -> None:
+    """Raises for a config file that was asked for a variant it does not have."""
+    name, there = file.rpartition("/")[2], tuple(there)
+    raise UserError(
+        f"--config={name}:{variant}: no such variant, there is {', '.join(there)}"
+        f"{nearest(variant, there)}"
+    )
+
+
 def fields(config: Any, prefix: str = "") -> dict[str, Any]:
     """The config as flat {'model.attention.score': 'additive', ...}, in the order of the schema."""
     flat: dict[str, Any] = {}

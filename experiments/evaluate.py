@@ -34,10 +34,8 @@ def make(
         return teacher_forced(model, params, config.model, batch)
 
     @jax.jit
-    def translate(params: Any, batch: batches.Batch) -> jax.Array:
-        return decode.greedy(
-            model, params, config.model, batch.source, batch.source_length, max_length
-        ).tokens
+    def translate(params: Any, source: jax.Array, length: jax.Array) -> jax.Array:
+        return decode.greedy(model, params, config.model, source, length, max_length).tokens
 
     def evaluate(params: Any, task: Any, split_name: str) -> Evaluation:
         split = task.splits[split_name]
@@ -45,10 +43,12 @@ def make(
         tokens: list[list[int]] = [[]] * len(split)
         devices = jax.local_device_count()
         rows = -(-BATCH_SIZE // devices) * devices
+        shapes = batches.eval_shapes([task.splits["validation"], task.splits["test"]], rows)
         pending = []
-        for indices, batch in batches.eval_batches(split, rows):
+        for indices, batch in batches.eval_batches(split, rows, shapes):
             batch = place(batch)
-            pending.append((indices, score(params, batch), translate(params, batch)))
+            translated = translate(params, batch.source, batch.source_length)
+            pending.append((indices, score(params, batch), translated))
         for indices, scored, translated in pending:
             real = indices >= 0
             where = indices[real]

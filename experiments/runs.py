@@ -37,17 +37,21 @@ class Stopped(Exception):
     """SIGTERM came, the state is saved, and the same command goes on from there."""
 
 
-def directory(workdir: Path, name: str, variant: str, config: Any, default: Any) -> Path:
-    """The run's own directory; the run name says what differs from the config file."""
-    changed = [
-        f"{field}={value}"
-        for (field, value), old in zip(
-            fields(config).items(), fields(default).values(), strict=True
-        )
-        if value != old and field not in _NOT_RESULT
-    ]
-    run = ",".join(([variant] if variant else []) + changed) or "default"
-    run = re.sub(r"[^A-Za-z0-9.,=_+-]", "_", run)[:100]
+def changes(default: Any, config: Any) -> dict[str, Any]:
+    """The fields of `config` that the config file has otherwise, and that change the result."""
+    before = fields(default)
+    return {
+        name: value
+        for name, value in fields(config).items()
+        if value != before[name] and name not in _NOT_RESULT
+    }
+
+
+def directory(workdir: Path, name: str, variant: str, changed: dict[str, Any], config: Any) -> Path:
+    """The run's own directory: its name says what was changed on the command line, its hash all that
+    makes the result, `config` being resolved."""
+    parts = ([variant] if variant else []) + [f"{field}={changed[field]}" for field in changed]
+    run = re.sub(r"[^A-Za-z0-9.,=_+-]", "_", ",".join(parts) or "default")[:100]
     return workdir / name / f"{run}-{digest(config)}"
 
 

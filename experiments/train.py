@@ -168,9 +168,9 @@ def run(config: Config, path: Path, log: Log) -> dict[str, Any]:
         f"{task.source.size:,} and {task.target.size:,}; {jax.local_device_count()} "
         f"{jax.default_backend()} device(s)"
     )
-    checkpoints = Checkpoints(path / "checkpoints")
+    checkpoints = Checkpoints(path / "checkpoints", log)
     clock = {"seconds": 0.0, "compile_seconds": 0.0, "validation_seconds": 0.0, "tokens": 0}
-    restored = checkpoints.newest(state, log)
+    restored = checkpoints.newest(state)
     if restored:
         state, info = restored
         clock |= {name: info[name] for name in clock}
@@ -235,7 +235,7 @@ def _loop(
             raise runs.Diverged(f"the loss is {values['train/loss']} at step {step}")
         clock["seconds"] = before["seconds"] + time.perf_counter() - began
         busy = clock["seconds"] - clock["compile_seconds"] - clock["validation_seconds"]
-        left = (steps - step) * (clock["seconds"] - before["seconds"]) / max(step - first, 1)
+        left = (steps - step) * busy / step
         log(
             f"step {step}/{steps}  loss {values['train/loss']:.4f}  "
             f"{clock['tokens'] / max(busy, 1e-9):,.0f} target tokens/s  {left:,.0f} s left"

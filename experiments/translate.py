@@ -80,7 +80,7 @@ def run(config: Config, path: Path, lines: Sequence[str], log: Callable[[str], N
     target = load_vocabulary(path / "target_vocabulary.json")
     model = train.load_model(config)
     state = train.initial_state(model, config, source.size, target.size)
-    checkpoints = Checkpoints(path / "checkpoints")
+    checkpoints = Checkpoints(path / "checkpoints", log)
     _, state = checkpoints.best(state)
     checkpoints.close()
     clean = tasks.cleaner(config.task)

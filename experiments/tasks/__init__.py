@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from experiments.errors import UserError
 from experiments.tasks._pairs import SPLITS, Definition, Ids, Log, Options, Split, Task, Texts
 from experiments.vocabulary import Vocabulary
 
-__all__ = ["TASKS", "Ids", "Split", "Task", "check", "load", "resolve"]
+__all__ = ["TASKS", "Ids", "Split", "Task", "check", "cleaner", "load", "resolve"]
 
 TASKS = tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
 PLACES = ("name", "tfds", "data_dir")  # the fields of a config that are no option of a task
@@ -64,6 +64,11 @@ def check(config: TaskConfig) -> None:
         if importlib.util.find_spec(package) is None:
             raise UserError(f"task {name!r} needs the package {package}: pip install {package}")
     task.check(_options(task, config), config)
+
+
+def cleaner(config: TaskConfig) -> Callable[[str], str]:
+    """The task's `clean`, without its data."""
+    return _definition(config).clean
 
 
 def load(config: TaskConfig, log: Log = print) -> Task:

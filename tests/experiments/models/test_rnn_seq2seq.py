@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_research import reference
 from experiments import decode, evaluate
 from experiments.batches import Batch
 from experiments.config import AttentionConfig, ModelConfig
