@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
     if _MODE.value == "translate":
         from experiments import translate
 
-        translate.run(config, path, sys.stdin, runs.log)
+        translate.run(config, path, sys.stdin)
     else:
         runs.execute(experiment.run, config, path)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments import figures, runs, train
 from experiments.config import Config
-from experiments.translate import translate
+from experiments.translate import translator
 
 EXAMPLES = 4  # test sentences that are shown with their heatmaps
 
@@ -46,11 +46,10 @@ def write(
     )
     figures.learning_curves(folder / "learning_curves.png", runs.read_metrics(path))
     limit = train.max_length(config, task)
+    translate = translator(model, params, config, task.source, task.target, limit)
     log("\nexamples from test")
     for number, index in enumerate(_spread([len(ids) for ids in test.source_ids])):
-        one = translate(
-            model, params, config, task.source, task.target, [test.source_text[index]], limit
-        )[0]
+        one = translate(test.source_text[index])
         log(f"  source     {test.source_text[index]}")
         log(f"  reference  {test.target_text[index]}")
         log(f"  output     {one.text}")

@@ -1,7 +1,7 @@
 """Translation of sentences by a trained run, with the attention weights of each."""
 
-import functools
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,9 +10,11 @@ import numpy as np
 
 from experiments import decode, figures, tasks, train
 from experiments.checkpoint import Checkpoints
-from experiments.config import Config, ModelConfig
+from experiments.config import Config
 from experiments.errors import UserError
-from experiments.vocabulary import EOS, PAD, UNK, load_vocabulary
+from experiments.vocabulary import EOS, PAD, Vocabulary, load_vocabulary
+
+LONGEST = 256  # output tokens, where decode.max_length says nothing and the data are not at hand
 
 
 class Translation(NamedTuple):
@@ -22,55 +24,42 @@ class Translation(NamedTuple):
     weights: np.ndarray  # [N, T, S] float32, a head each; N = 0 without attention
 
 
-@functools.partial(jax.jit, static_argnames=("model", "config", "max_length"))
-def _greedy(
-    model: Any, params: Any, config: "Frozen", source: Any, length: Any, max_length: int
-) -> decode.Decoded:
-    return decode.greedy(model, params, config.value, source, length, max_length)
-
-
-class Frozen:
-    """A config as a static argument: equal by what it says."""
-
-    def __init__(self, value: ModelConfig) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return hash(repr(self.value))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Frozen) and repr(self.value) == repr(other.value)
-
-
-def translate(
+def translator(
     model: Any,
     params: Any,
     config: Config,
-    source: Any,
-    target: Any,
-    sentences: Sequence[str],
+    source: Vocabulary,
+    target: Vocabulary,
     max_length: int,
-) -> list[Translation]:
-    """Greedy translations of `sentences`, clean as the task's are, by vocabularies source, target."""
-    found = []
-    for sentence in sentences:
+) -> Callable[[str], Translation]:
+    """The function from a sentence, clean as the task's own are, to its greedy translation of at
+    most `max_length` tokens."""
+
+    @jax.jit
+    def greedy(params: Any, tokens: jax.Array, length: jax.Array) -> decode.Decoded:
+        return decode.greedy(model, params, config.model, tokens, length, max_length)
+
+    def translate(sentence: str) -> Translation:
         ids = [*source.encode(sentence), EOS]
         width = -(-len(ids) // 16) * 16  # few shapes to compile for
-        padded = np.full((1, width), PAD, np.int32)
-        padded[0, : len(ids)] = ids
-        length = np.array([len(ids)], np.int32)
-        out = jax.device_get(
-            _greedy(model, params, Frozen(config.model), padded, length, max_length)
-        )
+        row = np.array([ids + [PAD] * (width - len(ids))], np.int32)
+        out = jax.device_get(greedy(params, row, np.array([len(ids)], np.int32)))
         tokens = out.tokens[0, : out.length[0]].tolist()
         weights = out.weights[0, :, : len(tokens), : len(ids)]
-        labels = source.tokens(ids), target.tokens(tokens)
-        found.append(Translation(*labels, target.decode(tokens), weights))
-    return found
+        return Translation(
+            source.tokens(ids), target.tokens(tokens), target.decode(tokens), weights
+        )
+
+    return translate
 
 
-def run(config: Config, path: Path, lines: Sequence[str], log: Callable[[str], None]) -> None:
-    """Prints the translation of each line; heatmaps go to figures/translate/ of the run `path`."""
+def run(config: Config, path: Path, lines: Iterable[str]) -> None:
+    """Prints the translation of each line, a line each; heatmaps go to figures/translate/ of the run
+    directory `path`, and what there is to say about a sentence to standard error."""
+
+    def log(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
     if not (path / "checkpoints").exists() or not (path / "source_vocabulary.json").exists():
         raise UserError(
             f"--mode=translate: {path} has no trained model; train it first with the same command "
@@ -79,28 +68,21 @@ def run(config: Config, path: Path, lines: Sequence[str], log: Callable[[str], N
     source = load_vocabulary(path / "source_vocabulary.json")
     target = load_vocabulary(path / "target_vocabulary.json")
     model = train.load_model(config)
-    state = train.initial_state(model, config, source.size, target.size)
     checkpoints = Checkpoints(path / "checkpoints", log)
-    _, state = checkpoints.best(state)
+    _, state = checkpoints.best(train.initial_state(model, config, source.size, target.size))
     checkpoints.close()
+    longest = config.decode.max_length or LONGEST
+    translate = translator(model, state.params, config, source, target, longest)
     clean = tasks.cleaner(config.task)
-    longest = config.decode.max_length or 256
     folder = path / "figures" / "translate"
-    folder.mkdir(parents=True, exist_ok=True)
     for number, line in enumerate(lines, 1):
         sentence = clean(line)
-        unknown = [
-            token
-            for token, i in zip(
-                source.tokens(source.encode(sentence)), source.encode(sentence), strict=True
-            )
-            if i == UNK
-        ]
+        unknown = source.unknown(sentence)
         if unknown:
             log(f"not in the vocabulary: {' '.join(unknown)}")
-        found = translate(model, state.params, config, source, target, [sentence], longest)[0]
+        found = translate(sentence)
         print(found.text, flush=True)
         if found.weights.shape[0]:
             name = folder / f"{number:03d}.png"
             figures.heatmap(name, found.weights, found.source_tokens, found.output_tokens)
-            log(f"  heatmap: {name}")
+            log(f"heatmap: {name}")

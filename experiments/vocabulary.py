@@ -55,6 +55,10 @@ class Vocabulary(abc.ABC):
                 kept.append(index)
         return self._join(kept)
 
+    @abc.abstractmethod
+    def unknown(self, text: str) -> list[str]:
+        """The parts of a text that `encode` has no id for."""
+
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """A label for every id, specials included: the axis of a heatmap."""
         return [SPECIALS[i] if i < len(SPECIALS) else self._label(i) for i in map(int, ids)]
@@ -83,9 +87,16 @@ class _Table(Vocabulary):
     def _label(self, index: int) -> str:
         return self.symbols[index - len(SPECIALS)]
 
-    def _lookup(self, symbols: Iterable[str]) -> list[int]:
+    @abc.abstractmethod
+    def _parts(self, text: str) -> Iterable[str]:
+        """The text cut into symbols."""
+
+    def encode(self, text: str) -> list[int]:
         ids = self._ids
-        return [ids.get(symbol, UNK) for symbol in symbols]
+        return [ids.get(symbol, UNK) for symbol in self._parts(text)]
+
+    def unknown(self, text: str) -> list[str]:
+        return [symbol for symbol in self._parts(text) if symbol not in self._ids]
 
 
 class Words(_Table):
@@ -104,8 +115,8 @@ class Words(_Table):
         self.pattern, self.glue = pattern, glue
         self.split = re.compile(pattern).findall
 
-    def encode(self, text: str) -> list[int]:
-        return self._lookup(self.split(text))
+    def _parts(self, text: str) -> Iterable[str]:
+        return self.split(text)
 
     def _join(self, ids: list[int]) -> str:
         words = [self._label(i) for i in ids]
@@ -124,8 +135,8 @@ class Characters(_Table):
 
     kind = "characters"
 
-    def encode(self, text: str) -> list[int]:
-        return self._lookup(text)
+    def _parts(self, text: str) -> Iterable[str]:
+        return text
 
     def _join(self, ids: list[int]) -> str:
         return "".join(self._label(i) for i in ids)
@@ -183,6 +194,9 @@ class Pieces(Vocabulary):
 
     def encode(self, text: str) -> list[int]:
         return self._processor.encode(text)
+
+    def unknown(self, text: str) -> list[str]:
+        return []  # what has no piece is spelt in bytes
 
     def _label(self, index: int) -> str:
         return self._processor.id_to_piece(index)
