@@ -1,4 +1,4 @@
-"""Runs an experiment: python launch.py --config=configs/NAME.py[:variant] [--config.field=value ...]
+"""Runs an experiment: python launch.py --config=configs/NAME.py[:variant] [--config.field=value]
 
 The run's directory lies under --workdir. The same command again goes on from where it was stopped,
 and skips what is done. With --mode=translate the sentences on standard input are translated by the
@@ -12,7 +12,7 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments import command_line, runs
+from experiments import allocator, command_line, runs
 from experiments.errors import UserError
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -26,6 +26,7 @@ _MODE = flags.DEFINE_enum(
 
 def main(argv: list[str]) -> None:
     del argv
+    allocator.keep_freed_memory()
     logging.set_verbosity(logging.WARNING)  # libraries' notes; the run's own lines are printed
     file, _, variant = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     experiment = importlib.import_module(f"experiments.{_CONFIG.value.experiment}")

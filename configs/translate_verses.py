@@ -10,8 +10,8 @@ def get_config(variant: str = "") -> Config:
     config = Config(
         task=TaskConfig(name="verses"),
         model=ModelConfig(hidden_size=256, bidirectional=True, embedding_size=256, dropout=0.1),
-        optim=OptimConfig(learning_rate=2e-3, warmup_steps=50, decay="cosine"),
-        train=TrainConfig(steps=900, batch_size=64, log_every=20, eval_every=300),
+        optim=OptimConfig(learning_rate=3e-3, warmup_steps=50, decay="cosine"),
+        train=TrainConfig(steps=1400, batch_size=64, log_every=20, eval_every=350),
     )
     if variant == "quick":
         config.task.vocabulary_size, config.task.max_length = 500, 20

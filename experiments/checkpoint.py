@@ -45,7 +45,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._path, options=options)
 
     def _drop_unreadable(self) -> None:
-        """Orbax reads every checkpoint's metrics when it opens a directory, and trips over a bad one."""
+        """Orbax reads every checkpoint's metrics when it opens a directory, and stops at a bad one."""
         for file in self._path.glob("*/metrics/metrics"):
             try:
                 json.loads(file.read_text())[SELECT_BY]
@@ -58,7 +58,7 @@ class Checkpoints:
         self._log(f"the checkpoint of step {step} is damaged ({reason}); using the one before it")
 
     def save(self, step: int, state: Any, info: dict[str, Any], validation: Any = None) -> None:
-        """Saves behind the training's back; `validation` is {SELECT_BY: loss} if it was measured."""
+        """Saves in the background; `validation` is {SELECT_BY: loss} if it was measured."""
         self._manager.save(
             step,
             args=ocp.args.Composite(

@@ -1,4 +1,4 @@
-"""The command line of launch.py: every mistake on it is a UserError, one line, before work begins."""
+"""The command line of launch.py: a mistake on it is a UserError, one line, before work begins."""
 
 import importlib.util
 import re

@@ -1,6 +1,7 @@
-"""Evaluation of a model on a split: teacher forcing for loss and token accuracy, greedy decoding for
-exact match, BLEU and chrF."""
+"""Evaluation of a model on a split: teacher forcing for loss and token accuracy, greedy decoding
+for exact match, BLEU and chrF."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,18 +23,19 @@ class Evaluation(NamedTuple):
 
 
 def make(
-    model: Any, config: Config, max_length: int, place: Callable[[Any], Any]
+    model: Any, config: Config, max_length: int, replicated: Any, sharded: Any
 ) -> Callable[[Any, Any, str], Evaluation]:
     """The function (params, task, split name) -> Evaluation.
 
-    `place` puts a batch on the devices; its programs are compiled once a shape and kept.
+    Parameters are `replicated` and batches `sharded` over the devices (shardings of jax); programs
+    are compiled once a shape and kept.
     """
 
-    @jax.jit
+    @functools.partial(jax.jit, in_shardings=(replicated, sharded))
     def score(params: Any, batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
         return teacher_forced(model, params, config.model, batch)
 
-    @jax.jit
+    @functools.partial(jax.jit, in_shardings=(replicated, sharded, sharded))
     def translate(params: Any, source: jax.Array, length: jax.Array) -> jax.Array:
         return decode.greedy(model, params, config.model, source, length, max_length).tokens
 
@@ -46,7 +48,6 @@ def make(
         shapes = batches.eval_shapes([task.splits["validation"], task.splits["test"]], rows)
         pending = []
         for indices, batch in batches.eval_batches(split, rows, shapes):
-            batch = place(batch)
             translated = translate(params, batch.source, batch.source_length)
             pending.append((indices, score(params, batch), translated))
         for indices, scored, translated in pending:
@@ -73,7 +74,7 @@ def make(
     return evaluate
 
 
-def token_losses(logits: jax.Array, target: jax.Array, length: jax.Array) -> jax.Array:
+def token_losses(logits: jax.Array, target: Any, length: Any) -> jax.Array:
     """Cross entropy in nats of each target token, [B, T]; 0 at padding."""
     picked = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
     real = jnp.arange(target.shape[1]) < length[:, None]

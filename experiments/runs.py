@@ -48,8 +48,8 @@ def changes(default: Any, config: Any) -> dict[str, Any]:
 
 
 def directory(workdir: Path, name: str, variant: str, changed: dict[str, Any], config: Any) -> Path:
-    """The run's own directory: its name says what was changed on the command line, its hash all that
-    makes the result, `config` being resolved."""
+    """The run's own directory: its name says what was changed on the command line, its hash all
+    that makes the result, `config` being resolved."""
     parts = ([variant] if variant else []) + [f"{field}={changed[field]}" for field in changed]
     run = re.sub(r"[^A-Za-z0-9.,=_+-]", "_", ",".join(parts) or "default")[:100]
     return workdir / name / f"{run}-{digest(config)}"

@@ -38,8 +38,8 @@ class TrainState(NamedTuple):
 
 
 def check(config: Config) -> Config:
-    """The config with the task's defaults filled in. Raises UserError, one line, for one that cannot
-    run; compiles and writes nothing."""
+    """The config with the task's defaults filled in. Raises UserError, one line, for one that
+    cannot run; compiles and writes nothing."""
     tasks.check(config.task)
     load_model(config).check(config.model)
     one_of("optim.decay", config.optim.decay, DECAYS)
@@ -131,7 +131,7 @@ def initial_state(model: Any, config: Config, source_size: int, target_size: int
 
 
 def max_length(config: Config, task: Any) -> int:
-    """The most tokens that decoding says, <eos> counted: half as many again as any target has."""
+    """The most tokens that decoding says, <eos> counted: half again what any target has."""
     longest = max(len(ids) for split in task.splits.values() for ids in split.target_ids)
     return config.decode.max_length or (longest + 1) * 3 // 2
 
@@ -156,10 +156,12 @@ def run(config: Config, path: Path, log: Log) -> dict[str, Any]:
     mesh = jax.make_mesh((jax.local_device_count(),), ("data",), axis_types=(AxisType.Auto,))
     replicated = NamedSharding(mesh, PartitionSpec())
     sharded = NamedSharding(mesh, PartitionSpec("data"))
-
-    def place(batch: batches.Batch) -> batches.Batch:
-        return jax.device_put(batch, sharded)
-
+    step_fn = jax.jit(
+        make_step(model, config),
+        donate_argnums=0,
+        in_shardings=(replicated, sharded, replicated),
+        out_shardings=replicated,
+    )
     state = initial_state(model, config, task.source.size, task.target.size)
     state = jax.device_put(state, replicated)
     size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
@@ -176,11 +178,11 @@ def run(config: Config, path: Path, log: Log) -> dict[str, Any]:
         clock |= {name: info[name] for name in clock}
         log(f"goes on from step {int(state.step)}")
     metrics = runs.Metrics(path, int(state.step))
-    evaluator = evaluate.make(model, config, max_length(config, task), place)
+    evaluator = evaluate.make(model, config, max_length(config, task), replicated, sharded)
     try:
         with _sigterm() as stop:
             state = _loop(
-                config, state, task, evaluator, checkpoints, metrics, clock, place, stop, log
+                config, state, task, step_fn, evaluator, checkpoints, metrics, clock, stop, log
             )
         checkpoints.wait()
         best, state = checkpoints.best(state)
@@ -206,24 +208,23 @@ def _loop(
     config: Config,
     state: TrainState,
     task: Any,
+    step_fn: Any,
     evaluator: Any,
     checkpoints: Checkpoints,
     metrics: runs.Metrics,
     clock: dict[str, Any],
-    place: Any,
     stop: Callable[[], bool],
     log: Log,
 ) -> TrainState:
     """The steps that are left; validates and saves on the way. `clock` goes on counting."""
     steps, first = config.train.steps, int(state.step)
-    step_fn = jax.jit(make_step(load_model(config), config), donate_argnums=0)
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
     programs: dict[Any, Any] = {}
     pending: tuple[int, dict[str, jax.Array]] | None = None
-    began, before, spent = time.perf_counter(), dict(clock), 0
+    began, before = time.perf_counter(), dict(clock)
 
     def flush() -> None:
-        """Writes the last logged step; its numbers are there by now, so the device need not wait."""
+        """Writes the last logged step; its numbers are there by now, the device need not wait."""
         nonlocal pending
         if pending is None:
             return
@@ -252,7 +253,6 @@ def _loop(
         done = step + 1
         shape = batch.source.shape, batch.target.shape
         tokens = int(batch.target_length.sum())
-        batch = place(batch)
         if shape not in programs:
             jax.block_until_ready(state)
             start = time.perf_counter()
@@ -262,7 +262,6 @@ def _loop(
             log(f"compiled for {shape[0][1]} x {shape[1][1]} tokens in {seconds:.1f} s")
         state, logged = programs[shape](state, batch, key)
         clock["tokens"] += tokens
-        spent += tokens
         if done == first + 1:
             jax.block_until_ready(state)
             log(f"first step done after {time.perf_counter() - began:.1f} s")

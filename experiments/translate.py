@@ -54,8 +54,8 @@ def translator(
 
 
 def run(config: Config, path: Path, lines: Iterable[str]) -> None:
-    """Prints the translation of each line, a line each; heatmaps go to figures/translate/ of the run
-    directory `path`, and what there is to say about a sentence to standard error."""
+    """Prints the translation of each line, a line each; heatmaps go to figures/translate/ of the
+    run directory `path`, and what there is to say about a sentence to standard error."""
 
     def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

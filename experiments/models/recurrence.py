@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments.models.scan import Product, scan
+
 Carry = tuple[jax.Array, ...]
 _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
@@ -25,8 +27,8 @@ def num_states(cell: str) -> int:
 
 
 def init(key: jax.Array, cell: str, inputs: dict[str, int], size: int) -> dict[str, jax.Array]:
-    """A gate at a time: Glorot input kernels, an orthogonal recurrent kernel (Saxe et al. 2014), zero
-    biases but for the LSTM's forget gate: 1 (Jozefowicz et al. 2015)."""
+    """A gate at a time: Glorot input kernels, an orthogonal recurrent kernel (Saxe et al. 2014);
+    zero biases, but 1 for the LSTM's forget gate (Jozefowicz et al. 2015)."""
     gates = _GATES[cell]
     keys = iter(jax.random.split(key, (len(inputs) + 1) * gates))
     glorot = jax.nn.initializers.glorot_uniform()
@@ -42,10 +44,9 @@ def init(key: jax.Array, cell: str, inputs: dict[str, int], size: int) -> dict[s
     return params | {"recurrent": side_by_side(orthogonal, size), "bias": bias}
 
 
-def advance(cell: str, recurrent: jax.Array, carry: Carry, x: jax.Array) -> Carry:
-    """One step. x [B, G]: what the inputs and the bias give to the gates."""
+def advance(cell: str, carry: Carry, x: jax.Array, u: jax.Array) -> Carry:
+    """One step. x [B, G]: what inputs and bias give to the gates; u [B, G]: what h gives."""
     h = carry[0]
-    u = h @ recurrent
     if cell == "rnn":
         return (jnp.tanh(x + u),)
     if cell == "gru":
@@ -70,9 +71,13 @@ def run(
     size = params["recurrent"].shape[0]
     zero = (jnp.zeros((x.shape[1], size), gates.dtype),) * num_states(cell)
 
-    def step(carry: Carry, xs: tuple[jax.Array, jax.Array]) -> tuple[Carry, jax.Array]:
-        new = advance(cell, params["recurrent"], carry, xs[0])
-        new = tuple(jnp.where(xs[1][:, None], a, b) for a, b in zip(new, carry, strict=True))
+    def step(
+        product: Product, _: None, carry: Carry, x: tuple[jax.Array, jax.Array]
+    ) -> tuple[Carry, jax.Array]:
+        gates, real = x
+        new = advance(cell, carry, gates, product("recurrent", carry[0]))
+        new = tuple(jnp.where(real, a, b) for a, b in zip(new, carry, strict=True))
         return new, new[0]
 
-    return jax.lax.scan(step, zero, (gates, real), reverse=reverse)
+    weights = {"recurrent": {"kernel": params["recurrent"]}}
+    return scan(step, weights, None, zero, (gates, real[..., None]), reverse=reverse)

@@ -8,7 +8,7 @@ Encoder: h_1..h_S from a vanilla RNN, GRU or LSTM, in one or both directions. De
     current   s_i = f(s_{i-1}, y_{i-1} [, t_{i-1}]), a_i = softmax_j score(s_i, h_j)
               t_i = tanh(W [s_i; c_i] + b)      t_{i-1} with input feeding    (Luong et al. 2015)
 
-For none and previous t_i = tanh(W [s_i; c_i; y_{i-1}] + b); the next token is softmax(W_o t_i + b_o).
+For none and previous t_i = tanh(W [s_i; c_i; y_{i-1}] + b); y_i is softmax(W_o t_i + b_o).
 
 A model of this laboratory is a module of pure functions: `check`, `init`, `apply` (teacher forcing)
 and, for decoding, `encode`, `start`, `step`. What does not depend on the recurrence (the encoder's
@@ -16,7 +16,7 @@ input products, the key side of the score, the embeddings' part of the gates, th
 computed once, outside the scans.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,28 +24,12 @@ import jax.numpy as jnp
 import attn_research as ar
 from experiments.config import CELLS, QUERIES, SCALES, ModelConfig, one_of
 from experiments.errors import UserError
-from experiments.models import recurrence
+from experiments.models import recurrence, rnn_decoder, scan
 from experiments.models.layers import dense, dense_init, dropout, embed, scale_value
+from experiments.models.rnn_decoder import Memory, State
 from experiments.vocabulary import EOS, PAD, SOS
 
 Params = dict[str, Any]
-
-
-class Memory(NamedTuple):
-    """What the decoder sees of a batch of source sentences."""
-
-    keys: ar.TransformedKeys | None  # of [B, S, N, Dk]; None without attention
-    values: jax.Array  # [B, S, N, Dk]: the encoder states, a head's features together
-    length: jax.Array  # [B] int32, <eos> counted
-    final: jax.Array  # [B, encoder_width]: the last state of each direction
-    context_gates: jax.Array | None  # [B, G]: what the fixed context gives to every step's gates
-
-
-class State(NamedTuple):
-    """What one decoder step hands to the next."""
-
-    cells: tuple[recurrence.Carry, ...]  # a layer each, [B, hidden_size]
-    feed: jax.Array  # t_{i-1} [B, hidden_size] with input feeding, otherwise [B, 0]
 
 
 def check(config: ModelConfig) -> None:
@@ -91,7 +75,7 @@ def _check_score(config: ModelConfig) -> None:
         heads = config.attention.num_heads
         query = jnp.zeros((1, 1, heads, config.hidden_size // heads))
         states = jnp.zeros((1, 1, heads, config.encoder_width // heads))
-        return ar.attend(query, states, states, score_params=params, **_options(config))
+        return ar.attend(query, states, states, score_params=params, **rnn_decoder.options(config))
 
     try:
         jax.eval_shape(attend)
@@ -101,15 +85,6 @@ def _check_score(config: ModelConfig) -> None:
             f"{config.hidden_size} (model.hidden_size) against encoder states of "
             f"{config.encoder_width} features (model.encoder_size x directions): {error}"
         ) from None
-
-
-def _options(config: ModelConfig) -> dict[str, Any]:
-    attention = config.attention
-    return {
-        "score": attention.score,
-        "scale": scale_value(attention.scale),
-        "normalizer": attention.normalizer,
-    }
 
 
 def _init_score(key: jax.Array, config: ModelConfig) -> Any:
@@ -145,10 +120,10 @@ def init(key: jax.Array, config: ModelConfig, source_size: int, target_size: int
             inputs["feed"] = hidden
         decoder[f"layer_{layer}"] = cell(inputs, hidden)
     states = config.num_layers * recurrence.num_states(config.cell)
-    readout = hidden + width + (embedding if _reads_embedding(config) else 0)
+    readout = hidden + width + (embedding if rnn_decoder.reads_embedding(config) else 0)
     return {
-        "source_embedding": 0.1 * jax.random.normal(next(keys), (source_size, embedding)),
-        "target_embedding": 0.1 * jax.random.normal(next(keys), (target_size, embedding)),
+        "source_embedding": jax.random.normal(next(keys), (source_size, embedding)),
+        "target_embedding": jax.random.normal(next(keys), (target_size, embedding)),
         "encoder": encoder,
         "bridge": dense_init(next(keys), width, states * hidden),
         "decoder": decoder,
@@ -156,10 +131,6 @@ def init(key: jax.Array, config: ModelConfig, source_size: int, target_size: int
         "readout": dense_init(next(keys), readout, hidden),
         "output": dense_init(next(keys), hidden, target_size),
     }
-
-
-def _reads_embedding(config: ModelConfig) -> bool:
-    return config.attention.score == "none" or config.attention.query == "previous"
 
 
 def encode(
@@ -177,18 +148,18 @@ def encode(
     x = dropout(embed(params["source_embedding"], source), config.dropout, key, 0)
     x = jnp.swapaxes(x, 0, 1)  # time first, for the scans
     real = jnp.arange(x.shape[0])[:, None] < length
-    finals = []
+    finals: list[jax.Array] = []
     for layer in range(config.num_layers):
         if layer:
             x = dropout(x, config.dropout, key, layer)
         outputs = []
         finals = []
         for direction, cell in params["encoder"][f"layer_{layer}"].items():
-            final, states = recurrence.run(
+            last, states = recurrence.run(
                 cell, config.cell, x, real, reverse=direction == "backward"
             )
             outputs.append(states)
-            finals.append(final[0])
+            finals.append(last[0])
         x = jnp.concatenate(outputs, axis=-1)
     final = jnp.concatenate(finals, axis=-1)
     values = jnp.swapaxes(x, 0, 1)
@@ -221,13 +192,15 @@ def step(
     Without attention the weights are [B, 0, S].
     """
     embedded = embed(params["target_embedding"], token)
-    state, (top, query, context) = _advance(
-        params, config, memory, state, _input_gates(params, memory, embedded), None, None
-    )
-    if context is None:
-        context = _context(params, config, memory, query[:, None])[:, 0]
-    logits = dense(params["output"], _readout(params, config, top, context, embedded))
-    return state, logits, _weights(params, config, memory, query[:, None])[:, :, 0]
+    gates = _input_gates(params, memory, embedded)
+    product = scan.product(rnn_decoder.weights_in_scan(params, config))
+    masks = rnn_decoder.draw_masks(config, None)
+    seen = params["score"], memory
+    state, done = rnn_decoder.advance(product, config, seen, state, gates, masks)
+    done = jax.tree.map(lambda x: x[:, None], done)
+    logits = rnn_decoder.logits_of(params, config, memory, done, embedded[:, None], None)
+    weights = rnn_decoder.weights_of(params["score"], config, memory, done.query)
+    return state, logits[:, 0], weights[:, :, 0]
 
 
 def apply(
@@ -250,23 +223,24 @@ def apply(
     memory = encode(params, config, source, source_length, key)
     embedded = embed(params["target_embedding"], shift_right(target, target_length))
     embedded = dropout(embedded, config.dropout, key, 100)
-    gates = jnp.swapaxes(_input_gates(params, memory, embedded), 0, 1)
-    masks = None
-    if config.attention.input_feeding and key is not None and config.dropout:
-        shape = (*gates.shape[:2], config.hidden_size + config.encoder_width)
-        masks = dropout(jnp.ones(shape), config.dropout, key, 101)
+    gates = _input_gates(params, memory, embedded)
+    masks = rnn_decoder.draw_masks(config, key, *target.shape)
 
-    def scanned(state: State, xs: tuple[jax.Array, jax.Array | None]) -> tuple[State, Any]:
-        return _advance(params, config, memory, state, xs[0], xs[1], key)
+    def advance(product: scan.Product, seen: Any, state: State, x: Any) -> tuple[State, Any]:
+        return rnn_decoder.advance(product, config, seen, state, *x)
 
-    _, outputs = jax.lax.scan(scanned, start(params, config, memory), (gates, masks))
-    top, query, context = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), outputs)
-    if context is None:  # the recurrence does not need it: every step at once
-        context = _context(params, config, memory, query)
-    read_mask = jnp.swapaxes(masks, 0, 1) if masks is not None else None
-    read = _readout(params, config, top, context, embedded, key, read_mask)
-    logits = dense(params["output"], read)
-    return (logits, _weights(params, config, memory, query)) if with_weights else logits
+    _, steps = scan.scan(
+        advance,
+        rnn_decoder.weights_in_scan(params, config),
+        (params["score"], memory),
+        start(params, config, memory),
+        jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (gates, masks)),
+    )
+    steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
+    logits = rnn_decoder.logits_of(params, config, memory, steps, embedded, masks.readout)
+    if not with_weights:
+        return logits
+    return logits, rnn_decoder.weights_of(params["score"], config, memory, steps.query)
 
 
 def shift_right(target: jax.Array, length: jax.Array) -> jax.Array:
@@ -284,88 +258,3 @@ def _input_gates(params: Params, memory: Memory, embedded: jax.Array) -> jax.Arr
         context = memory.context_gates
         gates += context if gates.ndim == 2 else context[:, None]
     return gates
-
-
-def _advance(
-    params: Params,
-    config: ModelConfig,
-    memory: Memory,
-    state: State,
-    gates: jax.Array,
-    mask: jax.Array | None,
-    key: jax.Array | None,
-) -> tuple[State, tuple[jax.Array, jax.Array, jax.Array | None]]:
-    """The recurrent part of a step: gates [B, G] of the input -> state, (s_i, query, c_i).
-
-    c_i is None where the recurrence does not depend on it (current without input feeding).
-    """
-    attention = config.attention
-    first = params["decoder"]["layer_0"]
-    query = state.cells[-1][0]
-    context = None
-    if attention.score == "none":
-        context = memory.final
-    elif attention.query == "previous":
-        context = _context(params, config, memory, query[:, None])[:, 0]
-        gates = gates + context @ first["context"]
-    elif attention.input_feeding:
-        gates = gates + state.feed @ first["feed"]
-    cells = []
-    for layer in range(config.num_layers):
-        cell = params["decoder"][f"layer_{layer}"]
-        if layer:
-            gates = dropout(cells[-1][0], config.dropout, key, 200 + layer) @ cell["input"]
-            gates = gates + cell["bias"]
-        cells.append(recurrence.advance(config.cell, cell["recurrent"], state.cells[layer], gates))
-    top = cells[-1][0]
-    if attention.score != "none" and attention.query == "current":
-        query = top
-    feed = state.feed
-    if attention.input_feeding:
-        context = _context(params, config, memory, query[:, None])[:, 0]
-        feed = _readout(params, config, top, context, None, key, mask)
-    return State(tuple(cells), feed), (top, query, context)
-
-
-def _context(params: Params, config: ModelConfig, memory: Memory, query: jax.Array) -> jax.Array:
-    """Queries [B, T, H] -> context vectors [B, T, encoder_width]."""
-    query = query.reshape(*query.shape[:2], config.attention.num_heads, -1)
-    context = ar.attend(
-        query,
-        memory.keys,
-        memory.values,
-        score_params=params["score"],
-        mask=ar.masks.lengths(memory.length),
-        **_options(config),
-    )
-    return context.reshape(*context.shape[:2], -1)
-
-
-def _weights(params: Params, config: ModelConfig, memory: Memory, query: jax.Array) -> jax.Array:
-    """Queries [B, T, H] -> attention weights [B, N, T, S] (N = 0 without attention)."""
-    if memory.keys is None:
-        return jnp.zeros((query.shape[0], 0, query.shape[1], memory.values.shape[1]))
-    query = query.reshape(*query.shape[:2], config.attention.num_heads, -1)
-    return ar.attention_weights(
-        query,
-        memory.keys,
-        score_params=params["score"],
-        mask=ar.masks.lengths(memory.length),
-        **_options(config),
-    )
-
-
-def _readout(
-    params: Params,
-    config: ModelConfig,
-    top: jax.Array,
-    context: jax.Array,
-    embedded: jax.Array | None,
-    key: jax.Array | None = None,
-    mask: jax.Array | None = None,
-) -> jax.Array:
-    """t_i = tanh(W [s_i; c_i (; y_{i-1})] + b), [..., hidden_size]; `mask` is the dropout drawn before."""
-    parts = [top, context] + ([embedded] if _reads_embedding(config) else [])
-    features = jnp.concatenate(parts, axis=-1)
-    features = dropout(features, config.dropout, key, 102) if mask is None else features * mask
-    return jnp.tanh(dense(params["readout"], features))

@@ -102,7 +102,7 @@ def test_the_same_command_again_runs_nothing(undisturbed):
 
 
 def test_killed_at_random_moments_it_ends_bit_identical(undisturbed, tmp_path):
-    """Case 30: SIGKILL at any moment; parameters, optimizer state and metrics end as undisturbed."""
+    """Case 30: SIGKILL at any moment; parameters, optimizer and metrics end as undisturbed."""
     env, path, _ = undisturbed
     seed = random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)

@@ -122,7 +122,7 @@ def oracle(params, config, source, inputs):
         for n in range(heads):
             q, h = np.split(query, heads)[n], np.split(x, heads, -1)[n]
             s = p["score"].params if heads > 1 else p["score"]
-            s = jax.tree.map(lambda v: v[n], s) if heads > 1 else s
+            s = jax.tree.map(lambda v, n=n: v[n], s) if heads > 1 else s
             if a.score == "additive":
                 scores = [s["v"] @ np.tanh(q @ s["query"] + k @ s["key"]) for k in h]
             elif a.score == "general":
@@ -169,7 +169,7 @@ def oracle(params, config, source, inputs):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_teacher_forcing_equals_the_oracle_sentence_by_sentence(name):
-    """Cases 20, 26, 27: padding weighs 0, states are those of the unpadded run, whose query is whose."""
+    """Cases 20, 26, 27: padding, the backward pass, and whether s_{i-1} or s_i is the query."""
     seed = int(np.random.SeedSequence().entropy % 2**31)
     config, params = make(name, seed)
     batch = draw(seed, [6, 1, 4], [3, 5, 1], extra=2)
@@ -187,7 +187,7 @@ def test_teacher_forcing_equals_the_oracle_sentence_by_sentence(name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_greedy_is_stepwise_argmax_and_teacher_forcing_it_gives_the_same_weights(name):
-    """Cases 21 and 25: the same output alone, padded, in any batch; the heatmap can be reproduced."""
+    """Cases 21 and 25: the same output alone or in a batch; the heatmap can be reproduced."""
     seed = int(np.random.SeedSequence().entropy % 2**31)
     config, params = make(name, seed)
     batch = draw(seed, [6, 1, 4, 9], [1, 1, 1, 1], extra=3)
