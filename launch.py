@@ -29,14 +29,14 @@ def main(argv: list[str]) -> None:
     allocator.keep_freed_memory()
     logging.set_verbosity(logging.WARNING)  # libraries' notes; the run's own lines are printed
     file, _, variant = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
-    experiment = importlib.import_module(f"experiments.{_CONFIG.value.experiment}")
+    experiment = command_line.experiment(_CONFIG.value.experiment)
     config = experiment.check(_CONFIG.value)
     changed = runs.changes(command_line.load_config(file, variant), _CONFIG.value)
     path = runs.directory(Path(_WORKDIR.value), Path(file).stem, variant, changed, config)
     if _MODE.value == "translate":
-        from experiments import translate
-
-        translate.run(config, path, sys.stdin)
+        if config.experiment != "train":
+            raise UserError(f"--mode=translate: {file} trains no model that could translate")
+        importlib.import_module("experiments.translate").run(config, path, sys.stdin)
     else:
         runs.execute(experiment.run, config, path)
 

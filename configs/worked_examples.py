@@ -7,18 +7,11 @@ Should reach: example_1/weight_0 = 0.533, example_2/weight_0 = 0.21, example_3/w
 example_4/weight_0 = 0.2793; each example_N/difference_from_by_hand under 0.01.
 """
 
-from experiments.config import nearest
-from experiments.errors import UserError
+from experiments.config import no_variant
 from experiments.worked_examples import WorkedExamplesConfig
-
-VARIANTS = ("", "quick")
 
 
 def get_config(variant: str = "") -> WorkedExamplesConfig:
-    if variant not in VARIANTS:
-        known = [name for name in VARIANTS if name]
-        raise UserError(
-            f"configs/worked_examples.py has no variant {variant!r}, only {', '.join(known)}"
-            f"{nearest(variant, known)}"
-        )
+    if variant not in ("", "quick"):
+        no_variant(__file__, variant)
     return WorkedExamplesConfig()

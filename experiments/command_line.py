@@ -1,12 +1,15 @@
 """The command line of launch.py: a mistake on it is a UserError, one line, before work begins."""
 
 import importlib.util
+import pkgutil
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from absl import flags
 
+import experiments
 from experiments.config import fields, nearest
 from experiments.errors import UserError
 
@@ -35,6 +38,19 @@ def parse(argv: list[str]) -> list[str]:
     if rest[1:]:
         raise UserError(f"{rest[1]!r} is not a flag (flags begin with --)")
     return rest
+
+
+def experiment(name: str) -> ModuleType:
+    """The module of experiments/ that runs it: one with `check(config)` and `run(config, ...)`."""
+    names = [module.name for module in pkgutil.iter_modules(experiments.__path__)]
+    if name in names:
+        module = importlib.import_module(f"experiments.{name}")
+        if hasattr(module, "check") and hasattr(module, "run"):
+            return module
+    raise UserError(
+        f"config.experiment={name!r} is not a module of experiments/ with check and run"
+        f"{nearest(name, names)}"
+    )
 
 
 def load_config(file: str, variant: str) -> Any:

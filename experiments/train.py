@@ -40,6 +40,8 @@ class TrainState(NamedTuple):
 def check(config: Config) -> Config:
     """The config with the task's defaults filled in. Raises UserError, one line, for one that
     cannot run; compiles and writes nothing."""
+    if not 0 <= config.seed < 2**32:
+        raise UserError(f"seed={config.seed} is not in 0 .. 2**32 - 1")
     tasks.check(config.task)
     load_model(config).check(config.model)
     one_of("optim.decay", config.optim.decay, DECAYS)

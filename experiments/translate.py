@@ -77,6 +77,9 @@ def run(config: Config, path: Path, lines: Iterable[str]) -> None:
     folder = path / "figures" / "translate"
     for number, line in enumerate(lines, 1):
         sentence = clean(line)
+        if not sentence:
+            print(flush=True)
+            continue
         unknown = source.unknown(sentence)
         if unknown:
             log(f"not in the vocabulary: {' '.join(unknown)}")

@@ -212,6 +212,12 @@ ERRORS = {
     "unknown flag": (["--wrkdir=x"], "did you mean 'workdir'"),
     "unknown task": (["--config.task.name=revers"], "did you mean 'reverse'"),
     "other task's option": (["--config.task.max_terms=3"], "task.max_terms=3"),
+    "translate what": (
+        ["--config=configs/worked_examples.py", "--mode=translate"],
+        "trains no model",
+    ),
+    "negative seed": (["--config.seed=-1"], "seed=-1"),
+    "no such experiment": (["--config.experiment=trian"], "did you mean 'train'"),
     "untrained": (["--mode=translate"], "has no trained model"),
 }
 

@@ -129,6 +129,8 @@ def test_config():
     assert config.get_config() == config.get_config("quick")
     assert worked_examples.check(config.get_config()) == config.get_config()
     assert dataclasses.asdict(config.get_config()) == {"experiment": "worked_examples", "seed": 0}
-    with pytest.raises(UserError, match="no variant 'quik', only quick; did you mean 'quick'") as e:
+    with pytest.raises(
+        UserError, match="quik: no such variant, there is quick; did you mean 'quick'"
+    ) as e:
         config.get_config("quik")
     assert "\n" not in str(e.value)
