@@ -22,6 +22,7 @@ def get_config(variant: str = "") -> Config:
             hidden_size=64,
             bidirectional=True,
             embedding_size=16,
+            embedding_stddev=0.1,
             dropout=0.1,
             attention=AttentionConfig(score="general", query="current", input_feeding=True),
         ),

@@ -11,7 +11,7 @@ def get_config(variant: str = "") -> Config:
         task=TaskConfig(name="verses"),
         model=ModelConfig(hidden_size=256, bidirectional=True, embedding_size=256, dropout=0.1),
         optim=OptimConfig(learning_rate=3e-3, warmup_steps=50, decay="cosine"),
-        train=TrainConfig(steps=1400, batch_size=64, log_every=20, eval_every=350),
+        train=TrainConfig(steps=1250, batch_size=64, log_every=25, eval_every=625),
     )
     if variant == "quick":
         config.task.vocabulary_size, config.task.max_length = 500, 20

@@ -57,6 +57,7 @@ class ModelConfig:
     bidirectional: bool = False
     num_layers: int = 1  # of the encoder, and of the decoder
     embedding_size: int = 64
+    embedding_stddev: float = 1.0  # of the initial embeddings
     dropout: float = 0.0
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
 

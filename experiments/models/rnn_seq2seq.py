@@ -39,6 +39,8 @@ def check(config: ModelConfig) -> None:
         value = getattr(config, field)
         if value is not None and value < 1:
             raise UserError(f"model.{field}={value} must be at least 1")
+    if not config.embedding_stddev > 0:
+        raise UserError(f"model.embedding_stddev={config.embedding_stddev} must be above 0")
     if not 0 <= config.dropout < 1:
         raise UserError(f"model.dropout={config.dropout} is not in [0, 1)")
     attention = config.attention
@@ -101,6 +103,9 @@ def init(key: jax.Array, config: ModelConfig, source_size: int, target_size: int
     hidden, width, attention = config.hidden_size, config.encoder_width, config.attention
     embedding = config.embedding_size
 
+    def table(size: int) -> jax.Array:
+        return config.embedding_stddev * jax.random.normal(next(keys), (size, embedding))
+
     def cell(inputs: dict[str, int], size: int) -> Params:
         return recurrence.init(next(keys), config.cell, inputs, size)
 
@@ -122,8 +127,8 @@ def init(key: jax.Array, config: ModelConfig, source_size: int, target_size: int
     states = config.num_layers * recurrence.num_states(config.cell)
     readout = hidden + width + (embedding if rnn_decoder.reads_embedding(config) else 0)
     return {
-        "source_embedding": jax.random.normal(next(keys), (source_size, embedding)),
-        "target_embedding": jax.random.normal(next(keys), (target_size, embedding)),
+        "source_embedding": table(source_size),
+        "target_embedding": table(target_size),
         "encoder": encoder,
         "bridge": dense_init(next(keys), width, states * hidden),
         "decoder": decoder,
