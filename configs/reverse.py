@@ -26,7 +26,7 @@ def get_config(variant: str = "") -> Config:
             dropout=0.1,
             attention=AttentionConfig(score="general", query="current", input_feeding=True),
         ),
-        optim=OptimConfig(learning_rate=1e-3),
+        optim=OptimConfig(learning_rate=1e-3, decay="linear"),
         train=TrainConfig(steps=5000, batch_size=10, log_every=100, eval_every=1000),
     )
     if variant == "quick":

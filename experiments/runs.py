@@ -177,6 +177,11 @@ def execute(run: Callable[..., dict[str, Any]], config: Any, path: Path) -> None
         except Diverged as diverged:
             set_status(path, "diverged")
             raise UserError(f"diverged: {diverged}; try a lower optim.learning_rate") from None
+        except KeyboardInterrupt:
+            set_status(path, "stopped")
+            raise UserError(
+                "interrupted; the same command goes on from the last checkpoint"
+            ) from None
         except BaseException:
             set_status(path, "failed")
             raise

@@ -278,8 +278,9 @@ def _loop(
             }
             metrics.write(done, numbers)
             log("  ".join(f"{name} {value:.4f}" for name, value in numbers.items()))
-            if not math.isfinite(numbers[SELECT_BY]):
-                raise runs.Diverged(f"{SELECT_BY} is {numbers[SELECT_BY]} at step {done}")
+            loss = numbers["validation/loss"]
+            if not math.isfinite(loss):
+                raise runs.Diverged(f"the loss on validation is {loss} at step {done}")
             checkpoints.save(done, state, clock.totals(), {SELECT_BY: numbers[SELECT_BY]})
         elif stop():
             jax.block_until_ready(state)
