@@ -1,6 +1,19 @@
 """Reversing number sequences: JoeyNMT 2.3's published task, its data and its model.
 
-python launch.py --config=configs/reverse.py
+    python launch.py --config=configs/reverse.py
+
+Hardware: 2 CPU cores. Time: 40 seconds in all, 30 of them training (its one epoch, 5,000 steps).
+Should reach, seeds 0 to 4: test BLEU 97.6, 95.7, 97.1, 98.2, 96.9 (JoeyNMT's published: 95.19), at
+74,000 target tokens a second on an otherwise idle machine (JoeyNMT on the same cores: 6,800).
+On 26-30 tokens, longer than any in training: BLEU 93.2, 87.5, 91.8, 94.9, 90.9; on 21-25: 99.5 or
+more. With a constant learning rate, as JoeyNMT has it in its first epoch, seed 0 reached 98.7 and
+seed 1 ended at 91.4 on validation; the rate decays to 0 here because that is steadier.
+
+As in JoeyNMT: BiLSTM encoder of 64 a direction, LSTM decoder of 64, embeddings of 16 drawn with
+standard deviation .1, Luong attention (general) with input feeding, dropout .1, AdamW 1e-3, clipping
+at 1, batches of 10. Not as there: the decoder begins at tanh(W h_final + b) and not at 0, the
+forget gate's bias is 1, recurrent kernels are orthogonal; a batch is of similar lengths; sentences
+of validation and test were taken out of training (see experiments/tasks/reverse.py).
 """
 
 from experiments.config import (

@@ -1,6 +1,12 @@
 """Numbers in words, English -> French: a GRU encoder-decoder with additive attention.
 
-python launch.py --config=configs/translate_numbers.py
+    python launch.py --config=configs/translate_numbers.py
+
+Hardware: 2 CPU cores. Time: 1 minute in all, 45 s of training.
+Should reach (seed 0): test exact match 1.000, BLEU 100; exact match .99 on validation at step 100.
+The encoder is 64 wide in each direction, so that its states are as wide as the decoder's and every
+score can be asked for, dot too: --config.model.attention.score=none, dot, general, projected_dot.
+Sentences of up to 60 words: --config.task.max_terms=4 (lists of numbers).
 """
 
 from experiments.config import Config, ModelConfig, OptimConfig, TaskConfig, TrainConfig, no_variant

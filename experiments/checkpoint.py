@@ -83,7 +83,7 @@ class Checkpoints:
         return None
 
     def best(self, like: Any) -> tuple[int, Any]:
-        """(step, state) of the sound checkpoint that did best on validation, the latest if equal."""
+        """(step, state) of the checkpoint that did best on validation, the latest if equal."""
         measured = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
         values = {step: metrics[SELECT_BY] for step, metrics in measured.items() if metrics}
         for step in sorted(values, key=lambda step: (values[step], step), reverse=True):
