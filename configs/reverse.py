@@ -11,7 +11,7 @@ seed 1 ended at 91.4 on validation; the rate decays to 0 here because that is st
 
 As in JoeyNMT: BiLSTM encoder of 64 a direction, LSTM decoder of 64, embeddings of 16 drawn with
 standard deviation .1, Luong attention (general) with input feeding, dropout .1, AdamW 1e-3,
-clipping at 1, batches of 10. Not as there: the decoder begins at tanh(W h_final + b) and not at 0, the
+clipping at 1, batches of 10. Not as there: the decoder begins at tanh(W h_final + b), not at 0, the
 forget gate's bias is 1, recurrent kernels are orthogonal; a batch is of similar lengths; sentences
 of validation and test were taken out of training (see experiments/tasks/reverse.py).
 """
