@@ -27,7 +27,7 @@ _MODE = flags.DEFINE_enum(
 def main(argv: list[str]) -> None:
     del argv
     allocator.keep_freed_memory()
-    logging.set_verbosity(logging.WARNING)  # libraries' notes; the run's own lines are printed
+    logging.set_verbosity(logging.ERROR)  # libraries' notes; the run's own lines are printed
     file, _, variant = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
     experiment = command_line.experiment(_CONFIG.value.experiment)
     config = experiment.check(_CONFIG.value)

@@ -14,8 +14,8 @@ class Hidden:
     """Inputs made safe, and where NaN must be put back because it is seen.
 
     ``bad_pairs`` is broadcastable to ``[..., N, T, S]``: pairs whose query or key held NaN or inf.
-    ``bad_values [..., N | 1, 1, S]`` are the values that did. All of these are zeroed in ``query``,
-    ``key`` and ``value``. ``visible`` also leaves out what a bias of -inf hides.
+    ``bad_values [..., N | 1, 1, S]`` are the values that did. All of these are replaced in
+    ``query``, ``key`` and ``value``. ``visible`` also leaves out what a bias of -inf hides.
     """
 
     query: jax.Array
@@ -32,8 +32,8 @@ def hide(inputs: Inputs) -> Hidden:
     """Takes out of the inputs what must not influence the result.
 
     Without mask and bias everything is seen, and nothing is done. If all queries see the same keys
-    (a mask of key lengths, T = 1), what is unseen is zeroed, and NaN in the rest spreads by itself.
-    Otherwise vectors that are not finite are zeroed and remembered, pair by pair.
+    (a mask of key lengths, T = 1), what is unseen is replaced; NaN in the rest spreads by itself.
+    Otherwise vectors that are not finite are replaced and remembered, pair by pair.
     """
     query, key, value, visible, bias = (
         inputs.query,
@@ -54,9 +54,9 @@ def hide(inputs: Inputs) -> Hidden:
     if visible is not None and _by_position(inputs, visible):
         seen = jnp.broadcast_to(visible, (*visible.shape[:-1], key.shape[-3]))
         row = jnp.swapaxes(seen.any(-1, keepdims=True), -2, -3)  # [..., 1, N | 1, 1]
-        query = jnp.where(row, query, 0)
+        query = jnp.where(row, query, numerics.HARMLESS)
         seen = jnp.moveaxis(seen, -1, -3)  # [..., S, N | 1, 1]
-        key = key if transformed else jnp.where(seen, key, 0)
+        key = key if transformed else jnp.where(seen, key, numerics.HARMLESS)
         value = None if value is None else jnp.where(seen, value, 0)
     elif visible is not None:
         query, bad_query = numerics.clean(query)

@@ -54,9 +54,10 @@ class Causal(Mask):
         offset = jnp.asarray(self.offset)
         if offset.ndim:
             offset = offset[..., None, None, None]
-        return lax.broadcasted_iota(jnp.int32, (T, S), 1) <= (
-            lax.broadcasted_iota(jnp.int32, (T, S), 0) + offset
-        )
+        # j - i, so that no offset overflows
+        return (
+            lax.broadcasted_iota(jnp.int32, (T, S), 1) - lax.broadcasted_iota(jnp.int32, (T, S), 0)
+        ) <= offset
 
 
 @jax.tree_util.register_dataclass

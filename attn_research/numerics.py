@@ -9,6 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+# What stands in for vectors that must not be read. Not 0: there norms have no derivative, and a
+# user's score function may divide by one.
+HARMLESS = 1
+
 
 def wide(*dtypes: Any) -> Any:
     """The dtype of logits and sums: float32, or float64 as soon as one input is float64.
@@ -27,9 +31,9 @@ def clip_finite(x: jax.Array) -> jax.Array:
 
 def clean(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Splits ``x [..., D]`` into vectors that are finite and the flag ``[...]`` of those that were
-    not (these are zeroed), so that what they spoil can be decided pair by pair."""
+    not (these become ``HARMLESS``), so that what they spoil can be decided pair by pair."""
     ok = jnp.isfinite(x).all(-1)
-    return jnp.where(ok[..., None], x, 0), ~ok
+    return jnp.where(ok[..., None], x, HARMLESS), ~ok
 
 
 def _plain(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -37,15 +41,15 @@ def _plain(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:
-    """The largest power of two <= max |x| over the last axis, at least 1, kept as ``[..., 1]``;
-    inf if it is not finite."""
+    """The largest power of two <= max |x| over the last axis, kept as ``[..., 1]``: 0 if that is
+    subnormal, inf if it is not finite."""
     top = jnp.max(jnp.abs(x), axis=-1, keepdims=True, initial=0).astype(wide(x.dtype))
     if top.dtype == jnp.float64:
         bits, exponent = jnp.uint64, 0x7FF0000000000000
     else:
         bits, exponent = jnp.uint32, 0x7F800000
     top_bits = lax.bitcast_convert_type(top, bits) & jnp.array(exponent, bits)
-    return jnp.maximum(lax.bitcast_convert_type(top_bits, top.dtype), 1)
+    return lax.bitcast_convert_type(top_bits, top.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -62,12 +66,15 @@ def contract(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """
     if x.dtype == jnp.float16 and y.dtype == jnp.float16:  # at most 65504^2 d: cannot overflow
         return _plain(spec, x, y)
+    if x.dtype == jnp.float16:  # it has too few exponents to divide in
+        x = x.astype(jnp.float32)
     # x / power must sum below the largest number, and 1 / power be a normal one: XLA multiplies by
     # it. So power <= 2^126 (2^1022), and what is above that divided by the number of terms is cut.
     terms = 2.0 ** (2 + math.ceil(math.log2(max(x.shape[-1], 1))))
     top = 2.0 ** (-jnp.finfo(wide(x.dtype)).minexp) / terms
     power = _power_of_two(x)
     power = jnp.where(power < jnp.inf, jnp.minimum(power, top), power) * terms
+    power = jnp.maximum(power, 1)
     small = jnp.clip(x, -top, top) / power.astype(x.dtype)
     left, out = spec.split(",")[0], spec.split("->")[1]
     power = jnp.einsum(f"{left}->{out[:-1]}{left[-1]}", power)

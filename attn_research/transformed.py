@@ -17,7 +17,7 @@ class TransformedKeys:
 
     Attributes:
       keys: transformed keys ``[..., S, H, E]`` (``[S, E]`` for one head).
-      bad: ``[..., S, H]``: keys that held NaN or inf; they are zeroed before the transform, and
+      bad: ``[..., S, H]``: keys that held NaN or inf; they are replaced before the transform, and
         spoil exactly the queries that see them.
       score: the score that they were transformed for.
       key_dim: the feature size before the transform.

@@ -6,6 +6,7 @@ of the arrays, so that one damaged on disk is noticed, said, and another one use
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ class Checkpoints:
 
     def _damaged(self, step: Any, error: Exception) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
-        self._log(f"the checkpoint of step {step} is damaged ({reason}); using the one before it")
+        self._log(f"the checkpoint of step {step} is damaged ({reason}); looking for another")
 
     def save(self, step: int, state: Any, info: dict[str, Any], validation: Any = None) -> None:
         """Saves in the background; `validation` is {SELECT_BY: value} if measured."""
@@ -84,13 +85,16 @@ class Checkpoints:
 
     def best(self, like: Any) -> tuple[int, Any]:
         """(step, state) of the checkpoint that did best on validation, the latest if equal."""
-        measured = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
-        values = {step: metrics[SELECT_BY] for step, metrics in measured.items() if metrics}
-        for step in sorted(values, key=lambda step: (values[step], step), reverse=True):
+
+        def value(step: int) -> float:
+            metrics = self._manager.metrics(step)
+            return metrics[SELECT_BY] if metrics else -math.inf  # saved by SIGTERM: not validated
+
+        for step in sorted(self._manager.all_steps(), key=lambda s: (value(s), s), reverse=True):
             restored = self._restore(step, like)
             if restored:
                 return step, restored[0]
-        raise UserError(f"{self._path} holds no checkpoint that was validated; train the run first")
+        raise UserError(f"{self._path} holds no checkpoint; train the run first")
 
     def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]] | None:
         """(state, info), or None, having said so, if anything about it is not as it was saved."""

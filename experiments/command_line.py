@@ -47,9 +47,10 @@ def experiment(name: str) -> ModuleType:
         module = importlib.import_module(f"experiments.{name}")
         if hasattr(module, "check") and hasattr(module, "run"):
             return module
+    others = [other for other in names if other != name]
     raise UserError(
         f"config.experiment={name!r} is not a module of experiments/ with check and run"
-        f"{nearest(name, names)}"
+        f"{nearest(name, others)}"
     )
 
 
@@ -79,7 +80,7 @@ def load_config(file: str, variant: str) -> Any:
 def _config_argument(argv: list[str]) -> tuple[str, str]:
     """(file, variant) of --config, which absl takes as --config=X, -config=X or --config X."""
     value = ""
-    for argument, after in zip(argv[1:], [*argv[2:], ""], strict=True):
+    for argument, after in zip(argv[1:], [*argv[2:], ""], strict=False):
         if argument in ("--config", "-config"):
             value = after
         elif argument.startswith(("--config=", "-config=")):

@@ -96,7 +96,7 @@ def _heatmap(
     finite = heads[np.isfinite(heads)]
     low, high = min(0.0, finite.min(initial=0.0)), finite.max(initial=0.0)
     colours = matplotlib.colormaps["Blues" if low == 0 else "PuOr"].with_extremes(bad="#999999")
-    limits = (low, high or 1.0) if low == 0 else (-max(high, -low), max(high, -low))
+    limits = (low, max(high, 1.0)) if low == 0 else (-max(high, -low), max(high, -low))
     for head, panel in enumerate(heads):
         row, column = divmod(head, across)
         x = left + column * (width + 0.2)

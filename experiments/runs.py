@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -33,8 +34,9 @@ class Diverged(Exception):
     """The loss stopped being a number; the message says at which step."""
 
 
-class Stopped(Exception):
-    """SIGTERM came, the state is saved, and the same command goes on from there."""
+class Stopped(BaseException):
+    """SIGTERM or Ctrl-C came; the same command goes on from what is saved. No Exception, so that
+    nothing on the way takes it for a failure of its own."""
 
 
 def changes(default: Any, config: Any) -> dict[str, Any]:
@@ -161,15 +163,16 @@ def execute(run: Callable[..., dict[str, Any]], config: Any, path: Path) -> None
     """Runs `run(config, path, log)` unless it is done, and keeps STATUS and result.json true."""
     create(path)
     with locked(path):
-        if status(path) == "done":
+        if status(path) == "done" and (path / "result.json").exists():
             log(f"done before: {path} (remove it to run again)")
             log((path / "result.json").read_text(encoding="utf-8").strip())
             return
+        log(f"run directory: {path}")
         describe(path, config)
         set_status(path, "running")
-        log(f"run directory: {path}")
         try:
-            result = run(config, path, log)
+            with stopping():
+                result = run(config, path, log)
         except Stopped as stopped:
             set_status(path, "stopped")
             log(f"{stopped}; the same command goes on from there")
@@ -177,17 +180,34 @@ def execute(run: Callable[..., dict[str, Any]], config: Any, path: Path) -> None
         except Diverged as diverged:
             set_status(path, "diverged")
             raise UserError(f"diverged: {diverged}; try a lower optim.learning_rate") from None
-        except KeyboardInterrupt:
-            set_status(path, "stopped")
-            raise UserError(
-                "interrupted; the same command goes on from the last checkpoint"
-            ) from None
         except BaseException:
             set_status(path, "failed")
             raise
         write_json(path / "result.json", result)
         set_status(path, "done")
         log(f"\nresult: {path / 'result.json'}\nfigures: {path / 'figures'}")
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Within it SIGTERM and Ctrl-C raise Stopped (the training loop has a gentler way)."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(f"stopped by {signal.Signals(number).name}")
+
+    with handling(stop):
+        yield
+
+
+@contextlib.contextmanager
+def handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Within it `handler` gets SIGTERM and SIGINT."""
+    old = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
 
 
 class Metrics:
@@ -217,11 +237,12 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a run's metrics.jsonl; a last line cut short by a kill is left out."""
+    """The rows of a run's metrics.jsonl; what is none (a line cut short by a kill) is left out."""
     rows = []
-    for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    text = (path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
+    for line in text.splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            if isinstance(row, dict) and "step" in row:
+                rows.append(row)
     return rows

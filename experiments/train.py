@@ -48,11 +48,11 @@ def check(config: Config) -> Config:
     for field in ("steps", "batch_size", "log_every", "eval_every"):
         if getattr(config.train, field) < 1:
             raise UserError(f"train.{field}={getattr(config.train, field)} must be at least 1")
-    for field, low in (("learning_rate", 0), ("clip_norm", 0)):
-        if not getattr(config.optim, field) > low:
-            raise UserError(f"optim.{field}={getattr(config.optim, field)} must be above {low}")
+    for field in ("learning_rate", "clip_norm"):
+        if not 0 < getattr(config.optim, field) < math.inf:
+            raise UserError(f"optim.{field}={getattr(config.optim, field)} must be above 0, finite")
     for field in ("warmup_steps", "weight_decay"):
-        if not getattr(config.optim, field) >= 0:
+        if not 0 <= getattr(config.optim, field) < math.inf:
             raise UserError(f"optim.{field}={getattr(config.optim, field)} must not be negative")
     if config.optim.warmup_steps > config.train.steps:
         raise UserError(
@@ -139,26 +139,24 @@ def max_length(config: Config, task: Any) -> int:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[Callable[[], str]]:
+def _asked_to_stop(log: Log) -> Iterator[Callable[[], str]]:
     """Within it SIGTERM and the first Ctrl-C do no more than name themselves through the yielded
-    function, so that the loop can save; a second Ctrl-C interrupts."""
+    function, so that the loop can save; a second Ctrl-C stops at once."""
     came: list[str] = []
 
     def note(number: int, frame: Any) -> None:
         if number == signal.SIGINT and came:
-            raise KeyboardInterrupt
+            raise runs.Stopped("stopped at once, without saving")
         came.append(signal.Signals(number).name)
+        log("stops after this step, and saves first ...")
 
-    old = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with runs.handling(note):
         yield lambda: came[0] if came else ""
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def run(config: Config, path: Path, log: Log) -> dict[str, Any]:
     """Trains, or goes on training, in the run directory `path`; evaluates, draws -> result.json."""
+    log("loads the data ...")
     task = tasks.load(config.task, log)
     model = load_model(config)
     task.source.save(path / "source_vocabulary.json")
@@ -190,7 +188,7 @@ def run(config: Config, path: Path, log: Log) -> dict[str, Any]:
     metrics = runs.Metrics(path, int(state.step))
     evaluator = evaluate.make(model, config, max_length(config, task), replicated, sharded)
     try:
-        with _asked_to_stop() as stop:
+        with _asked_to_stop(log) as stop:
             state = _loop(
                 config, state, task, step_fn, evaluator, checkpoints, metrics, clock, stop, log
             )

@@ -1,5 +1,6 @@
 """Translation of sentences by a trained run, with the attention weights of each."""
 
+import io
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import decode, figures, tasks, train
+from experiments import decode, figures, runs, tasks, train
 from experiments.checkpoint import Checkpoints
 from experiments.config import Config
 from experiments.errors import UserError
@@ -53,7 +54,7 @@ def translator(
     return translate
 
 
-def run(config: Config, path: Path, lines: Iterable[str]) -> None:
+def run(config: Config, path: Path, lines: Iterable[str] | None) -> None:
     """Prints the translation of each line, a line each; heatmaps go to figures/translate/ of the
     run directory `path`, and what there is to say about a sentence to standard error."""
 
@@ -65,6 +66,15 @@ def run(config: Config, path: Path, lines: Iterable[str]) -> None:
             f"--mode=translate: {path} has no trained model; train it first with the same command "
             "without --mode"
         )
+    if lines is None:
+        raise UserError("--mode=translate reads sentences from standard input, which is closed")
+    if isinstance(lines, io.TextIOWrapper):
+        lines.reconfigure(encoding="utf-8", errors="replace")
+    with runs.locked(path):  # a run that is being trained is left alone
+        _run(config, path, lines, log)
+
+
+def _run(config: Config, path: Path, lines: Iterable[str], log: Callable[[str], None]) -> None:
     source = load_vocabulary(path / "source_vocabulary.json")
     target = load_vocabulary(path / "target_vocabulary.json")
     model = train.load_model(config)

@@ -216,5 +216,13 @@ def load_vocabulary(path: str | os.PathLike) -> Vocabulary:
         if kind == Pieces.kind:
             return Pieces(base64.b64decode(state["model"]))
         return {Words.kind: Words, Characters.kind: Characters}[kind](**state)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        re.error,
+    ) as error:
         raise UserError(f"{path} is not a saved vocabulary: {error}") from error

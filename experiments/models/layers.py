@@ -1,5 +1,7 @@
 """The small parts that models share: dense layers, embeddings, dropout."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -38,4 +40,6 @@ def scale_value(scale: str) -> str | float | None:
     """The config's word for a scale as `ar.attend` takes it. ValueError if it is none."""
     if scale == "default":
         return None
+    if scale not in SCALES and not math.isfinite(float(scale)):
+        raise ValueError(f"{scale} is no finite number")
     return scale if scale in SCALES else float(scale)

@@ -16,6 +16,7 @@ input products, the key side of the score, the embeddings' part of the gates, th
 computed once, outside the scans.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -39,7 +40,7 @@ def check(config: ModelConfig) -> None:
         value = getattr(config, field)
         if value is not None and value < 1:
             raise UserError(f"model.{field}={value} must be at least 1")
-    if not config.embedding_stddev > 0:
+    if not 0 < config.embedding_stddev < math.inf:
         raise UserError(f"model.embedding_stddev={config.embedding_stddev} must be above 0")
     if not 0 <= config.dropout < 1:
         raise UserError(f"model.dropout={config.dropout} is not in [0, 1)")

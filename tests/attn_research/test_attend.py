@@ -172,7 +172,7 @@ def test_a_function_is_a_score(per_head, draw, rng):
         score=gaussian,
         score_params=ar.PerHead(params) if per_head else params,
     )[0]
-    np.testing.assert_allclose(got, want, atol=2e-6)
+    np.testing.assert_allclose(got, want, atol=3e-5)  # eps of float32 times logits of up to 100
 
 
 def test_a_function_may_say_minus_infinity():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import attn_research as ar
+from attn_research import reference
 
 
 def gradients(query, key, value, rows=None, **options):
@@ -207,3 +208,47 @@ def test_saturated_logits_keep_their_order_of_magnitude():
     query = jnp.full((1, 2), 1e20)
     key = jnp.array([[1e20, 1e20], [1e17, 1e17], [-1e20, 1e20]])
     np.testing.assert_array_equal(ar.attention_weights(query, key), [[1, 0, 0]])
+
+
+@pytest.mark.parametrize("score", ["general", "projected_dot", "additive"])
+def test_float16_inputs_with_float32_parameters_keep_their_precision(rng, score):
+    """Case 5: large 16-bit inputs times parameters of 32 bits, as modules with dtype have them."""
+    query, key = (rng.normal(size=(n, 64)) * 300 for n in (3, 4))
+    query, key = query.astype(np.float16), key.astype(np.float16)
+    params = ar.init_score(score, jax.random.key(0), 64, 64)
+    scale = 1.0 if score == "additive" else 1e-5
+    ours = ar.attention_weights(query, key, score=score, score_params=params, scale=scale)
+    wide = [np.asarray(x, np.float64)[:, None] for x in (query, key)]
+    exact = {name: np.asarray(x, np.float64) for name, x in params.items()}
+    _, want, _ = reference.attention(*wide, wide[1], score=score, score_params=exact, scale=scale)
+    np.testing.assert_allclose(ours, want[0], atol=2e-5)
+
+
+def test_tiny_times_huge_is_not_flushed_to_zero():
+    query, key = np.full((1, 64), 1e-36, np.float32), np.float32([[1e36] * 64, [0] * 64])
+    weights = ar.attention_weights(query, key, scale=1 / 64)
+    np.testing.assert_allclose(weights, [[1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("hidden", [np.nan, 7.0])
+def test_masked_keys_reach_no_user_function_that_has_no_derivative_at_zero(rng, hidden):
+    """Cosine, as everybody writes it: what stands in for a masked key is no zero vector."""
+
+    def cosine(_, q, k):
+        return (q / jnp.linalg.norm(q, axis=-1, keepdims=True)) @ (
+            k / jnp.linalg.norm(k, axis=-1, keepdims=True)
+        ).T
+
+    query, key, value = (jnp.asarray(rng.normal(size=(2, 5, 1, 4)), jnp.float32) for _ in range(3))
+    key = key.at[1, 3:].set(hidden)
+    for mask in (ar.masks.lengths(jnp.array([5, 3])), ar.masks.causal() & ar.masks.lengths(
+        jnp.array([5, 3])
+    )):  # fmt: skip
+
+        def loss(query, key, mask=mask):
+            return (ar.attend(query, key, value, score=cosine, mask=mask) ** 2).sum()
+
+        dq, dk = jax.grad(loss, (0, 1))(query, key)
+        assert np.isfinite(dq).all() and np.isfinite(dk).all() and not dk[1, 3:].any()
+        deleted = jax.grad(loss)(query.at[0].set(0.5), key.at[1, 3:].set(1.0))
+        np.testing.assert_allclose(dq[1], deleted[1], atol=1e-6)

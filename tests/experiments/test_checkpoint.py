@@ -30,9 +30,9 @@ def test_the_two_newest_and_the_best_stay(tmp_path, values, best):
     kept.close()
 
 
-def test_nothing_validated_is_one_line(tmp_path):
+def test_no_checkpoint_is_one_line(tmp_path):
     kept = Checkpoints(tmp_path, print)
     assert kept.newest(state(0)) is None
-    with pytest.raises(UserError, match="no checkpoint that was validated"):
+    with pytest.raises(UserError, match="holds no checkpoint"):
         kept.best(state(0))
     kept.close()
