@@ -11,12 +11,12 @@ def test_the_python_in_it_runs_and_gives_the_shapes_in_its_comments():
     (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     names: dict = {}
     exec(code, names)
-    claims = re.findall(r"^(\w+) = .*# (\[\d[\d, ]*\])$", code, flags=re.M)
-    assert len(claims) >= 2
+    claims = re.findall(r"^(\w+)\.shape  # (.+)$", code, flags=re.M)
+    assert len(claims) >= 3
     for name, shape in claims:
-        assert list(names[name].shape) == eval(shape), name
+        assert str(names[name].shape) == shape
 
 
 def test_every_file_that_it_names_is_there():
     named = re.findall(r"(?:configs|docs|attn_research|experiments)/[\w/]+\.\w+", README)
-    assert named and all((ROOT / name).exists() for name in named)
+    assert [name for name in named if not (ROOT / name).exists()] == ["configs/NAME.py"]
