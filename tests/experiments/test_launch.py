@@ -120,20 +120,32 @@ def test_killed_at_random_moments_it_ends_bit_identical(undisturbed, tmp_path):
     assert_same(path, run_directory(tmp_path))
 
 
-def test_sigterm_saves_and_exits_cleanly_and_the_rest_is_the_same(undisturbed, tmp_path):
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [
+        ("loads the data", signal.SIGINT),
+        ("compiles the step", signal.SIGTERM),
+        ("step 6/", signal.SIGTERM),
+        ("evaluates the best", signal.SIGTERM),
+    ],
+)
+def test_sigterm_and_ctrl_c_exit_cleanly_and_the_rest_is_the_same(
+    undisturbed, tmp_path, when, number
+):
     env, path, _ = undisturbed
     process = start(*TINY, f"--workdir={tmp_path}", env=env)
     for line in process.stdout:
-        if line.startswith("step 6/"):
-            process.send_signal(signal.SIGTERM)
+        if line.startswith(when):
+            process.send_signal(number)
             break
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
-    assert "stopped by SIGTERM" in out and "Traceback" not in out
+    assert f"stopped by {number.name}" in out and "Traceback" not in out
     run = run_directory(tmp_path)
     assert runs.status(run) == "stopped" and not (run / "result.json").exists()
     status, out = launch(*TINY, f"--workdir={tmp_path}", env=env)
-    assert status == 0 and "goes on from step" in out
+    assert status == 0, out
+    assert ("goes on from step" in out) == (when != "loads the data")
     assert_same(path, run)
 
 
@@ -187,6 +199,9 @@ def test_translate_prints_a_line_a_sentence_and_saves_heatmaps(undisturbed):
     status, out = launch(*arguments, env=env, text="3 1 4\n15 9\nfifty\n")
     assert status == 0, out
     assert "not in the vocabulary: fifty" in out
+    with runs.locked(path):  # as by its training
+        status, out = launch(*arguments, env=env, text="3 1 4\n")
+        assert status != 0 and "being run by another process" in out
     for number in (1, 2, 3):
         saved = np.load(path / "figures" / "translate" / f"{number:03d}.npz")
         np.testing.assert_allclose(saved["weights"].sum(-1), 1, atol=1e-5)
