@@ -22,6 +22,7 @@ def get_config(variant: str = "") -> Config:
     if variant == "quick":
         config.task.vocabulary_size, config.task.max_length = 500, 20
         config.model.hidden_size = config.model.embedding_size = 32
+        config.optim.warmup_steps = 5
         config.train = TrainConfig(steps=20, batch_size=16, log_every=5, eval_every=10)
     elif variant:
         no_variant(__file__, variant)
