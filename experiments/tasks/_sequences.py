@@ -10,6 +10,7 @@ from experiments.vocabulary import Words
 
 LONGER = 5  # by this many may sequences of validation and test exceed those of training
 PUBLISHED = {"train": 50_000, "validation": 1000, "test": 1000}
+LARGEST = 10**6  # symbols
 DEFAULTS = {
     "train_examples": 50_000,
     "eval_examples": 1000,
@@ -67,6 +68,8 @@ def _stream(rng: np.random.RandomState, longest: int, options: Options) -> Itera
 
 def check(options: Options, _: object) -> None:
     """Raises where there are too few sequences for three splits that share none."""
+    if options["vocabulary_size"] > LARGEST:
+        raise UserError(f"task.vocabulary_size={options['vocabulary_size']} is more than {LARGEST}")
     if options["vocabulary_size"] ** options["max_length"] < 8 * options["eval_examples"]:
         raise UserError(
             f"task.vocabulary_size={options['vocabulary_size']} with task.max_length="

@@ -42,7 +42,7 @@ def _builder(config: TaskConfig) -> Any:
         known = [cls.name for cls in classes if hasattr(cls, "name")]
         try:
             cls = tfds.builder_cls(name)
-        except tfds.core.DatasetNotFoundError as error:
+        except (tfds.core.DatasetNotFoundError, ValueError) as error:
             raise UserError(
                 f"task.tfds={config.tfds!r}: TFDS has no set {name!r}{nearest(name, known)}"
             ) from error

@@ -231,6 +231,8 @@ ERRORS = {
         ["--config=configs/worked_examples.py", "--mode=translate"],
         "trains no model",
     ),
+    "no name of a set": (["--config.task.tfds=/etc"], "TFDS has no set ''"),
+    "too many symbols": (["--config.task.vocabulary_size=10000000000"], "is more than 1000000"),
     "negative seed": (["--config.seed=-1"], "seed=-1"),
     "no such experiment": (["--config.experiment=trian"], "did you mean 'train'"),
     "untrained": (["--mode=translate"], "has no trained model"),
