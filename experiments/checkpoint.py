@@ -39,8 +39,7 @@ class Checkpoints:
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(
                 [checkpoint_managers.LatestN(2), best]
             ),
-            best_fn=measure,
-            best_mode="max",
+            best_fn=measure,  # without it orbax keeps no metrics
             cleanup_tmp_directories=True,
         )
         self._path, self._log = path.absolute(), log

@@ -28,7 +28,7 @@ from experiments.errors import UserError
 from experiments.models import recurrence, rnn_decoder, scan
 from experiments.models.layers import dense, dense_init, dropout, embed, scale_value
 from experiments.models.rnn_decoder import Memory, State
-from experiments.vocabulary import EOS, PAD, SOS
+from experiments.vocabulary import PAD, SOS
 
 Params = dict[str, Any]
 
@@ -253,7 +253,7 @@ def shift_right(target: jax.Array, length: jax.Array) -> jax.Array:
     """[a b <eos> <pad>] -> [<sos> a b <pad>]: the decoder's inputs under teacher forcing."""
     shifted = jnp.concatenate([jnp.full_like(target[:, :1], SOS), target[:, :-1]], axis=1)
     real = jnp.arange(target.shape[1]) < length[:, None]
-    return jnp.where(real & (shifted != EOS), shifted, PAD)
+    return jnp.where(real, shifted, PAD)
 
 
 def _input_gates(params: Params, memory: Memory, embedded: jax.Array) -> jax.Array:

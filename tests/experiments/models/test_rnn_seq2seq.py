@@ -215,6 +215,23 @@ def test_greedy_is_stepwise_argmax_and_teacher_forcing_it_gives_the_same_weights
         np.testing.assert_allclose(rows[0, :, :, :n], weights, atol=1e-5)
 
 
+def test_a_sentence_ends_at_eos_while_others_go_on(seed, quick_compile):
+    """Rows stop one by one: nothing but <pad> and weights of 0 behind each <eos>."""
+    config, params = make("bahdanau", seed)
+    batch = draw(seed, [6, 1, 4, 9, 3, 7, 2, 5], [1] * 8)
+    for push in (50.0, 2.0, 0.0):  # towards <eos>
+        params["output"]["bias"] = params["output"]["bias"].at[EOS].add(push)
+        out = decode.greedy(model, params, config, batch.source, batch.source_length, 12)
+        for tokens, length, weights in zip(*map(np.asarray, out), strict=True):
+            ends = np.flatnonzero(tokens == EOS)
+            assert length == (ends[0] + 1 if len(ends) else 12)
+            assert len(ends) <= 1 and not tokens[length:].any() and not weights[:, length:].any()
+            np.testing.assert_allclose(weights[:, :length].sum(-1), 1, atol=1e-5)
+        if push == 50.0:
+            assert (out.length == 1).all()
+        params["output"]["bias"] = params["output"]["bias"].at[EOS].add(-push)
+
+
 def test_the_decoder_reads_sos_then_words_and_never_eos():
     """Case 23: pairs (<sos> -> a), (a -> b), (b -> <eos>); padding is fed nothing that was said."""
     target = np.array([[7, 8, EOS, PAD], [EOS, PAD, PAD, PAD], [4, 5, 6, EOS]], np.int32)
