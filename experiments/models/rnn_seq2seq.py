@@ -148,8 +148,8 @@ def encode(
 ) -> Memory:
     """Source tokens [B, S] int32 of real length [B] (<eos> counted) -> what the decoder sees.
 
-    States of padding are zeros' successors that nothing reads: the forward direction stops at the
-    last real token, the backward one starts there. `key` turns dropout on.
+    The forward direction stops at the last real token and the backward one starts there; nothing
+    reads the states of padding. `key` turns dropout on.
     """
     x = dropout(embed(params["source_embedding"], source), config.dropout, key, 0)
     x = jnp.swapaxes(x, 0, 1)  # time first, for the scans
