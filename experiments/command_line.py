@@ -33,8 +33,7 @@ def parse(argv: list[str]) -> list[str]:
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None
     if not flags.FLAGS["config"].value:
-        there = ", ".join(sorted(str(path) for path in Path("configs").glob("[a-z]*.py")))
-        raise UserError(f"--config is missing; there are {there}")
+        raise UserError(f"--config is missing; there are {', '.join(_config_files())}")
     if rest[1:]:
         raise UserError(f"{rest[1]!r} is not a flag (flags begin with --)")
     return rest
@@ -58,8 +57,7 @@ def load_config(file: str, variant: str) -> Any:
     """What the config file's get_config gives for this variant."""
     path = Path(file)
     if not path.is_file():
-        there = sorted(str(path) for path in Path("configs").glob("[a-z]*.py"))
-        raise UserError(f"--config={file}: no such file{nearest(file, there)}")
+        raise UserError(f"--config={file}: no such file{nearest(file, _config_files())}")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     try:
         if spec is None or spec.loader is None:
@@ -75,6 +73,10 @@ def load_config(file: str, variant: str) -> Any:
             f"--config={file} cannot be read: {type(error).__name__}: {reason}"
         ) from None
     return get_config(variant)
+
+
+def _config_files() -> list[str]:
+    return sorted(str(path) for path in Path("configs").glob("[a-z]*.py"))
 
 
 def _config_argument(argv: list[str]) -> tuple[str, str]:

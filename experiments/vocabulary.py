@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import runs
 from experiments.errors import UserError
 
 PAD, SOS, EOS, UNK = 0, 1, 2, 3
@@ -66,12 +67,8 @@ class Vocabulary(abc.ABC):
     def save(self, path: str | os.PathLike) -> None:
         """Writes one JSON file that says all there is to it; a reader sees the whole of it or the
         file that was there before."""
-        path = Path(path)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_text(
-            json.dumps({"kind": self.kind, **self._state()}, ensure_ascii=False), encoding="utf-8"
-        )
-        partial.replace(path)
+        state = {"kind": self.kind, **self._state()}
+        runs.write_text(Path(path), json.dumps(state, ensure_ascii=False))
 
 
 class _Table(Vocabulary):
