@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from attn_research import masks
 from attn_research.attend import attend, attend_with_lse, attention_weights
-from attn_research.normalizers import NORMALIZERS
+from attn_research.normalizers import NORMALIZERS, normalizer
 from attn_research.params import PerHead, init_score
+from attn_research.scaling import log_n
 from attn_research.scores import SCORES
+from attn_research.talking_heads import TalkingHeads
 from attn_research.transformed import TransformedKeys, transform_keys
 
 if TYPE_CHECKING:
@@ -35,13 +37,16 @@ __all__ = [
     "CrossAttention",
     "PerHead",
     "SelfAttention",
+    "TalkingHeads",
     "TransformedKeys",
     "__version__",
     "attend",
     "attend_with_lse",
     "attention_weights",
     "init_score",
+    "log_n",
     "masks",
+    "normalizer",
     "transform_keys",
 ]
 

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attn_research import normalizers, numerics, scaling, scores
+from attn_research import dropout, normalizers, numerics, scaling, scores, talking_heads
 from attn_research import params as parameters
 from attn_research.hide import Hidden, hide
 from attn_research.kernels import dense
-from attn_research.validate import Inputs, check
+from attn_research.validate import Inputs, Options, check
 
 
 def attend(
@@ -23,11 +23,15 @@ def attend(
     *,
     score: Any = "dot",
     score_params: Any = None,
+    score_state: Any = None,
     scale: Any = None,
     bias: Any = None,
     mask: Any = None,
-    normalizer: str = "softmax",
+    normalizer: Any = "softmax",
     softcap: Any = None,
+    talking_heads: Any = None,
+    dropout_rate: Any = 0.0,
+    dropout_key: Any = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """Attention: each query's weighted mean of the values.
@@ -40,14 +44,21 @@ def attend(
       score: a name in ``SCORES``, or a function ``f(score_params, query [T, Dq], key [S, Dk]) ->
         logits [T, S]`` of one head (it may return -inf for "not visible").
       score_params: its parameters, from ``init_score``: shared by the heads, or ``PerHead``.
+      score_state: what a score with a memory reads, such as the weights of the decoder's last step
+        (``location_aware``, ``coverage``) or the position of the first query (``local``); see its
+        file. None is the state at the first step.
       scale: factor on the logits: None (the score's own convention, see its file; 1 for a
         function), ``"none"`` (1), ``"rsqrt_dim"`` (1/sqrt(d)), ``"inverse_dim"`` (1/d), a number or
-        a traced scalar. d is the number of terms in the pairwise sum (Dq for a function).
+        a traced scalar, an array ``[N]``, ``"log_n"`` or ``ar.log_n(s)`` (scalable softmax). d is
+        the number of terms in the pairwise sum (Dq for a function).
       bias: added to the scaled logits; floating, broadcastable to ``[..., N, T, S]`` (``[T, S]``
         for one head). -inf means "not visible".
       mask: from ``ar.masks``, or a boolean array broadcastable like ``bias``; True is visible.
-      normalizer: a name in ``NORMALIZERS``.
+      normalizer: a name in ``NORMALIZERS``, or one with options from ``ar.normalizer``.
       softcap: ``c`` replaces scaled logits ``l`` by ``c tanh(l / c)``, before the bias (Gemma 2).
+      talking_heads: ``ar.TalkingHeads``: matrices that mix logits and weights over the heads.
+      dropout_rate: weights are dropped with this probability (in [0, 1), may be traced) and the
+        rest grows to make up; needs ``dropout_key``, a ``jax.random`` key.
       implementation: None chooses; "dense" materializes the weights.
 
     Returns:
@@ -65,20 +76,22 @@ def attend(
 
     Sources: Bahdanau et al. 2015; Luong et al. 2015; Vaswani et al. 2017; GQA: Ainslie et al. 2023.
     """
-    inputs = check(
-        query,
-        key,
-        value,
+    options = Options(
         score,
         score_params,
+        score_state,
         scale,
         bias,
         mask,
         normalizer,
         softcap,
+        talking_heads,
+        dropout_rate,
+        dropout_key,
         implementation,
     )
-    return _context(inputs, score, scale, normalizer, softcap)[0]
+    inputs = check(query, key, value, options)
+    return _context(inputs, options)[0]
 
 
 def attention_weights(
@@ -87,36 +100,43 @@ def attention_weights(
     *,
     score: Any = "dot",
     score_params: Any = None,
+    score_state: Any = None,
     scale: Any = None,
     bias: Any = None,
     mask: Any = None,
-    normalizer: str = "softmax",
+    normalizer: Any = "softmax",
     softcap: Any = None,
+    talking_heads: Any = None,
+    dropout_rate: Any = 0.0,
+    dropout_key: Any = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """The weights by which ``attend`` mixes the values; same options.
 
     Returns:
-      ``[..., N, T, S]`` (``[T, S]`` for one head), float32 (float64 if an input is). Rows sum to 1,
-      or to 0 where nothing is visible.
+      ``[..., N, T, S]`` (``[T, S]`` for one head), float32 (float64 if an input is). Rows sum to 1
+      (unless the normalizer, dropout or talking heads say otherwise), or to 0 where nothing is
+      visible.
 
     >>> print(attention_weights(jnp.zeros((1, 3)), jnp.ones((4, 3))))
     [[0.25 0.25 0.25 0.25]]
     """
-    inputs = check(
-        query,
-        key,
-        None,
+    options = Options(
         score,
         score_params,
+        score_state,
         scale,
         bias,
         mask,
         normalizer,
         softcap,
+        talking_heads,
+        dropout_rate,
+        dropout_key,
         implementation,
     )
-    weights = _weights(hide(inputs), score, inputs.score_params, scale, normalizer, softcap)[0]
+    inputs = check(query, key, None, options)
+    weights = _weights(_hide(inputs, options), inputs, options)[0]
     return weights[0] if inputs.one_head else weights
 
 
@@ -127,11 +147,15 @@ def attend_with_lse(
     *,
     score: Any = "dot",
     score_params: Any = None,
+    score_state: Any = None,
     scale: Any = None,
     bias: Any = None,
     mask: Any = None,
-    normalizer: str = "softmax",
+    normalizer: Any = "softmax",
     softcap: Any = None,
+    talking_heads: Any = None,
+    dropout_rate: Any = 0.0,
+    dropout_key: Any = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """``attend``, and the log-sum-exp of the visible logits; same options.
@@ -145,68 +169,82 @@ def attend_with_lse(
     >>> print(lse.round(4))  # log 4
     [1.3863]
     """
-    inputs = check(
-        query,
-        key,
-        value,
+    options = Options(
         score,
         score_params,
+        score_state,
         scale,
         bias,
         mask,
         normalizer,
         softcap,
+        talking_heads,
+        dropout_rate,
+        dropout_key,
         implementation,
     )
-    context, lse = _context(inputs, score, scale, normalizer, softcap)
+    inputs = check(query, key, value, options)
+    context, lse = _context(inputs, options)
     return context, (lse[0] if inputs.one_head else lse)
 
 
+def _hide(inputs: Inputs, options: Options) -> Hidden:
+    named = isinstance(options.score, str)
+    pairwise = scores.get(options.score).PAIRWISE if named else options.score
+    return hide(inputs, score_may_hide=callable(pairwise))
+
+
 def _weights(
-    hidden: Hidden, score: Any, score_params: Any, scale: Any, normalizer: str, softcap: Any
-) -> tuple[jax.Array, jax.Array]:
-    """Weights ``[..., N, T, S]`` and lse ``[..., N, T]``."""
-    named = isinstance(score, str)
-    pairwise = scores.get(score).PAIRWISE if named else score
-    default = scores.get(score).DEFAULT_SCALE if named else "none"
+    hidden: Hidden, inputs: Inputs, options: Options
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Weights ``[..., N, T, S]``, lse ``[..., N, T]``, and which pairs are visible."""
+    score, score_params = options.score, inputs.score_params
+    default = scores.get(score).DEFAULT_SCALE if isinstance(score, str) else "none"
     query = parameters.transform(score, "query", score_params, hidden.query)
     key = hidden.key
     if not hidden.transformed:
         key = parameters.transform_for_heads(score, score_params, key)
-    logits = dense.logits(pairwise, score_params, query, key)
-    visible = hidden.visible
+    dim, keys, visible = query.shape[-1], key.shape[-3], hidden.visible
+    count = keys if visible is None else scaling.count_visible(visible, keys)
+    query, key = parameters.place(score, score_params, query, key, options.score_state, count)
+    pairwise, pairwise_params = parameters.pairwise(score, score_params)
+    logits = dense.logits(pairwise, pairwise_params, query, key)
     if callable(pairwise):
         kept = logits != -jnp.inf
         visible = kept if visible is None else visible & kept
         logits = numerics.clip_finite(jnp.where(kept, logits, 0))
-    logits = scaling.apply(logits, scale, default, query.shape[-1])
-    if softcap is not None:
-        cap = jnp.asarray(softcap).astype(logits.dtype)
+    logits = scaling.apply(logits, options.scale, default, dim, visible)
+    if options.softcap is not None:
+        cap = jnp.asarray(options.softcap).astype(logits.dtype)
         logits = cap * jnp.tanh(logits / cap)
     if hidden.bias is not None:
         logits = numerics.clip_finite(logits + hidden.bias.astype(logits.dtype))
+    mixing = options.talking_heads or talking_heads.TalkingHeads()
+    if mixing.before is not None or mixing.after is not None:
+        visible = None if visible is None else visible.all(-3, keepdims=True)
+    logits = talking_heads.mix(mixing.before, logits)
     if hidden.bad_pairs is not None:
         logits = jnp.where(hidden.bad_pairs, jnp.nan, logits)
     if visible is not None:
         logits = jnp.where(visible, logits, -jnp.inf)
     if not logits.shape[-1]:
-        return logits, jnp.full(logits.shape[:-1], -jnp.inf, logits.dtype)
-    return normalizers.get(normalizer).normalize(logits)
+        return logits, jnp.full(logits.shape[:-1], -jnp.inf, logits.dtype), visible
+    weights, lse = normalizers.get(options.normalizer).normalize_with_lse(logits)
+    weights = talking_heads.mix(mixing.after, weights)
+    return dropout.drop(weights, options.dropout_rate, options.dropout_key), lse, visible
 
 
-def _context(
-    inputs: Inputs, score: Any, scale: Any, normalizer: str, softcap: Any
-) -> tuple[jax.Array, jax.Array]:
+def _context(inputs: Inputs, options: Options) -> tuple[jax.Array, jax.Array]:
     """Context ``[..., T, N, Dv]`` (``[T, Dv]``) in the dtype of value, and lse ``[..., N, T]``."""
-    hidden = hide(inputs)
-    weights, lse = _weights(hidden, score, inputs.score_params, scale, normalizer, softcap)
+    hidden = _hide(inputs, options)
+    weights, lse, visible = _weights(hidden, inputs, options)
     if hidden.bad_values is not None:
         seen = hidden.bad_values & (weights != 0)
         weights = weights * jnp.where(seen, jnp.nan, 1).astype(weights.dtype)
     assert hidden.value is not None
     context = dense.mix(weights, hidden.value)
-    if hidden.visible is not None or callable(score):
-        sees_something = (lse != -jnp.inf).swapaxes(-1, -2)[..., None]
+    if visible is not None:
+        sees_something = visible.any(-1).swapaxes(-1, -2)[..., None]  # [..., T | 1, N | 1, 1]
         context = jnp.where(sees_something, context, 0)
     context = context.astype(hidden.value.dtype)
     return (context[:, 0] if inputs.one_head else context), lse

@@ -28,12 +28,13 @@ class Hidden:
     bad_values: jax.Array | None
 
 
-def hide(inputs: Inputs) -> Hidden:
+def hide(inputs: Inputs, score_may_hide: bool = False) -> Hidden:
     """Takes out of the inputs what must not influence the result.
 
     Without mask and bias everything is seen, and nothing is done. If all queries see the same keys
     (a mask of key lengths, T = 1), what is unseen is replaced; NaN in the rest spreads by itself.
-    Otherwise vectors that are not finite are replaced and remembered, pair by pair.
+    Otherwise, or if the score may say -inf, vectors that are not finite are replaced and
+    remembered, pair by pair.
     """
     query, key, value, visible, bias = (
         inputs.query,
@@ -51,14 +52,14 @@ def hide(inputs: Inputs) -> Hidden:
     if inputs.transformed is not None:
         bad_pairs = _per_query_head(inputs.transformed.bad, heads)
 
-    if visible is not None and _by_position(inputs, visible):
+    if visible is not None and not score_may_hide and _by_position(inputs, visible):
         seen = jnp.broadcast_to(visible, (*visible.shape[:-1], key.shape[-3]))
         row = jnp.swapaxes(seen.any(-1, keepdims=True), -2, -3)  # [..., 1, N | 1, 1]
         query = jnp.where(row, query, numerics.HARMLESS)
         seen = jnp.moveaxis(seen, -1, -3)  # [..., S, N | 1, 1]
         key = key if transformed else jnp.where(seen, key, numerics.HARMLESS)
         value = None if value is None else jnp.where(seen, value, 0)
-    elif visible is not None:
+    elif visible is not None or score_may_hide:
         query, bad_query = numerics.clean(query)
         if not transformed:
             key, bad_key = numerics.clean(key)

@@ -96,7 +96,7 @@ def check_params(name: str, params: Any, query_dim: int, key_dim: int, num_heads
             f"score {name!r} needs score_params {sorted(expected)}: got "
             f"{sorted(given) or None}; {make} makes them"
         )
-    sizes = {"Dq": query_dim, "Dk": key_dim}
+    sizes = {"Dq": query_dim, "Dk": key_dim, "Dq+Dk": query_dim + key_dim}
     for leaf, axes in expected.items():
         shape = jnp.shape(given[leaf])
         if per_head and (not shape or shape[0] != num_heads):
@@ -152,3 +152,43 @@ def transform_for_heads(score: Any, params: Any, key: jax.Array) -> jax.Array:
     if heads and heads != key.shape[-2]:
         key = jnp.repeat(key, heads // key.shape[-2], -2)
     return transform(score, "key", params, key)
+
+
+def pairwise(score: Any, params: Any) -> tuple[Any, Any]:
+    """The pairwise kernel of a score (a name or a function), and the parameters that it reads."""
+    if not isinstance(score, str):
+        return score, params
+    module = scores.get(score)
+    if not hasattr(module, "pairwise_params"):
+        return module.PAIRWISE, params
+    if isinstance(params, PerHead):
+        return module.PAIRWISE, PerHead(jax.vmap(module.pairwise_params)(params.params))
+    return module.PAIRWISE, module.pairwise_params(params)
+
+
+def place(
+    score: Any, params: Any, query: jax.Array, key: jax.Array, state: Any, count: Any
+) -> tuple[jax.Array, jax.Array]:
+    """What positions and ``score_state`` add to ``query [..., T, N, E]`` and ``key [..., S, K, E]``
+    after the transforms: ``place`` of the score, head by head. ``count [..., N | 1, T | 1]`` is
+    the number of keys that each query sees, or one number."""
+    module = scores.get(score) if isinstance(score, str) else None
+    if module is None or not hasattr(module, "place"):
+        return query, key
+    heads = query.shape[-2]
+    if heads != key.shape[-2]:
+        key = jnp.repeat(key, heads // key.shape[-2], -2)
+    own = isinstance(params, PerHead) and bool(jax.tree_util.tree_leaves(params))
+    axes = getattr(module, "STATE", ())
+    state_axis = axes.index("N") - len(axes) if state is not None and "N" in axes else None
+    count = jnp.asarray(count)
+    count_axis = -2 if count.ndim > 1 and count.shape[-2] == heads else None
+    if count.ndim > 1 and count_axis is None:
+        count = count[..., 0, :]
+    mapped = jax.vmap(
+        module.place,
+        in_axes=(0 if own else None, -2, -2, state_axis, count_axis),
+        out_axes=(-2, -2),
+    )
+    given = params.params if isinstance(params, PerHead) else params
+    return mapped(given, query, key, state, count)

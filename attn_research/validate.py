@@ -1,17 +1,37 @@
 """Checks of the arguments of ``attend``: one line, naming the argument and the numbers."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attn_research import masks, normalizers, scaling, scores
+from attn_research import dropout, masks, normalizers, scaling, scores, talking_heads
 from attn_research import params as parameters
 from attn_research.folders import unknown
+from attn_research.numerics import wide
 from attn_research.transformed import TransformedKeys
 
 IMPLEMENTATIONS = ("dense",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of ``attend``, as given."""
+
+    score: Any
+    score_params: Any
+    score_state: Any
+    scale: Any
+    bias: Any
+    mask: Any
+    normalizer: Any
+    softcap: Any
+    talking_heads: Any
+    dropout_rate: Any
+    dropout_key: Any
+    implementation: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,28 +64,18 @@ def _array(name: str, x: Any) -> jax.Array:
     return x
 
 
-def check(
-    query: Any,
-    key: Any,
-    value: Any,
-    score: Any,
-    score_params: Any,
-    scale: Any,
-    bias: Any,
-    mask: Any,
-    normalizer: Any,
-    softcap: Any,
-    implementation: Any,
-) -> Inputs:
+def check(query: Any, key: Any, value: Any, options: Options) -> Inputs:
     """Raises ValueError or TypeError before anything is computed; returns what to compute with."""
+    score, score_params = options.score, options.score_params
     if not callable(score):
         scores.get(score)
-    scaling.check(scale)
-    normalizers.get(normalizer)
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        raise ValueError(unknown("implementation", implementation, IMPLEMENTATIONS))
-    if isinstance(softcap, int | float) and not softcap > 0:
-        raise ValueError(f"softcap must be positive (or None): got {softcap}")
+    normalizers.get(options.normalizer)
+    dropout.check(options.dropout_rate, options.dropout_key)
+    if options.implementation is not None and options.implementation not in IMPLEMENTATIONS:
+        raise ValueError(unknown("implementation", options.implementation, IMPLEMENTATIONS))
+    softcap = options.softcap
+    if isinstance(softcap, int | float) and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap must be positive and finite (or None): got {softcap}")
     if softcap is not None and jnp.ndim(softcap):
         raise ValueError(f"softcap must be a scalar: got shape {jnp.shape(softcap)}")
 
@@ -89,6 +99,8 @@ def check(
         if transformed is not None:
             transformed = dataclasses.replace(transformed, bad=transformed.bad[:, None])
     _check_axes(query, key, value, transformed, score_params)
+    scaling.check(options.scale, query.shape[-2], wide(query.dtype, key.dtype))
+    talking_heads.check(options.talking_heads, query.shape[-2])
     key_dim = key.shape[-1] if transformed is None else transformed.key_dim
     if isinstance(score, str):
         parameters.check_params(
@@ -98,16 +110,39 @@ def check(
 
     shape = _logits_shape(query, key, value)
     visible = None
-    if mask is not None:
-        visible = masks.as_mask(mask).as_array(shape[-2], shape[-1])
+    if options.mask is not None:
+        visible = masks.as_mask(options.mask).as_array(shape[-2], shape[-1])
         visible = _broadcastable("mask", visible, shape)
+    bias = options.bias
     if bias is not None:
         bias = jnp.asarray(bias)
         if not jnp.issubdtype(bias.dtype, jnp.floating):
             hint = "; a boolean array goes in mask=" if bias.dtype == jnp.bool_ else ""
             raise TypeError(f"bias must be floating: got {bias.dtype}{hint}")
         bias = _broadcastable("bias", bias, shape)
+    _check_state(score, options.score_state, shape)
     return Inputs(query, key, transformed, value, visible, bias, score_params, one_head)
+
+
+def _check_state(score: Any, state: Any, shape: tuple[int, ...]) -> None:
+    """``shape`` is that of the logits."""
+    if state is None:
+        return
+    axes = getattr(scores.get(score), "STATE", None) if isinstance(score, str) else None
+    if axes is None:
+        raise ValueError(f"score_state is not for score {score!r}, which has no state")
+    sizes = dict(zip("NTS", shape[-3:], strict=True))
+    own = tuple(sizes[axis] for axis in axes)
+    allowed = (*shape[:-3], *own)
+    try:
+        fits = jnp.broadcast_shapes(jnp.shape(state), allowed) == allowed
+    except ValueError:
+        fits = False
+    if not fits or (axes and jnp.shape(state)[-len(own) :] != own):
+        raise ValueError(
+            f"score_state of score {score!r} must be [{', '.join(('...', *axes))}] = "
+            f"{list(allowed)}: got {list(jnp.shape(state))}"
+        )
 
 
 def _check_axes(query: Any, key: Any, value: Any, transformed: Any, score_params: Any) -> None:

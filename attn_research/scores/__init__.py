@@ -1,17 +1,25 @@
 """Score functions: one file each. To add one, add a file; nothing else changes.
 
 A score is a per-position transform followed by a pairwise kernel:
-``logits[i, j] = pairwise(params, transform_query(q_i), transform_key(k_j))``. Its file has
+``logits[i, j] = pairwise(params', transform_query(q_i), transform_key(k_j))``. Its file has
 
 - a docstring: the formula, the paper, the default scale and why;
 - ``DEFAULT_SCALE``: what ``scale=None`` means ("none", "rsqrt_dim" or "inverse_dim");
-- ``PAIRWISE``: "dot", "additive" (reads ``params["v"]``), or a function
-  ``f(params, query [T, E], key [S, E]) -> logits [T, S]``;
-- ``PARAMS`` and ``OPTIONAL_PARAMS``: parameter names with their axes; "Dq" and "Dk" are the feature
-  sizes of query and key, any other letter is free but must agree everywhere; ``SAME_DIM = True``
-  if Dq must equal Dk;
+- ``PAIRWISE``: "dot", "additive" (``sum_e v_e tanh(q_e + k_e)``, reads ``params["v"]``),
+  "squared_distance" (``-|q - k|^2``), or a function ``f(params, query [T, E], key [S, E]) ->
+  logits [T, S]`` of one head, which may return -inf for "not visible";
+- ``PARAMS`` and ``OPTIONAL_PARAMS``: parameter names with their axes, ``()`` for a scalar; "Dq",
+  "Dk" and "Dq+Dk" are feature sizes, any other name is free but must agree everywhere; ``SAME_DIM =
+  True`` if Dq must equal Dk;
 - ``init(key, query_dim, key_dim, *, options...)`` -> params (one head);
-- ``transform_query(params, x [..., Dq])`` and ``transform_key(params, x [..., Dk])``.
+- ``transform_query(params, x [..., L, H, Dq])`` and ``transform_key(params, x [..., L, H, Dk])``:
+  each position by itself. The features of the transformed query are counted for the scale;
+- if needed, ``pairwise_params(params)``: what the pairwise kernel reads, if not ``params``;
+- if it depends on positions or on a state, ``place(params, query [..., T, E], key [..., S, E],
+  state, count) -> (query, key)`` of one head, after the transforms: it may append features.
+  ``count`` is the number of keys that a query sees, ``[..., T | 1]`` or a number. ``STATE`` names
+  the axes of ``score_state``, after those of the batch: ``("N", "S")``, or ``()`` for a number;
+  ``place`` gets it without the head axis, or None.
 """
 
 from collections.abc import Callable

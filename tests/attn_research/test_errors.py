@@ -20,7 +20,7 @@ WRONG = [
     ((Q, K, V), dict(normalizer="softmx"), ValueError, "unknown normalizer .*'softmax'"),
     ((Q, K, V), dict(implementation="blokked"), ValueError, "unknown implementation .*: 'dense'"),
     ((Q, K, V), dict(scale="rsqrt"), ValueError, "unknown scale 'rsqrt': did you mean 'rsqrt_dim'"),
-    ((Q, K, V), dict(scale=x(2)), ValueError, r"scale must be a scalar: got shape \(2,\)"),
+    ((Q, K, V), dict(scale=x(2)), ValueError, r"scale must be .* of the 4 heads: got shape \(2,\)"),
     ((Q, K, V), dict(scale=True), TypeError, "scale must be .*: got bool"),
     ((Q, K, V), dict(softcap=0.0), ValueError, "softcap must be positive"),
     (

@@ -61,9 +61,10 @@ def test_importing_does_no_work():
 def test_the_oracle_shares_no_code():
     python(
         "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('oracle', {ar.__path__[0]!r} + "
-        "'/reference.py')\n"
-        "module = importlib.util.module_from_spec(spec)\n"
+        f"folder = {ar.__path__[0]!r} + '/reference'\n"
+        "spec = importlib.util.spec_from_file_location('oracle', folder + '/__init__.py',\n"
+        "    submodule_search_locations=[folder])\n"
+        "module = sys.modules['oracle'] = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
         "assert not {'jax', 'attn_research'} & set(sys.modules)\n"
         "module.attention([[1.0]], [[1.0]], [[1.0]])\n"
