@@ -89,8 +89,9 @@ def check(query: Any, key: Any, value: Any, options: Options) -> Inputs:
     for name, x in others:
         if x.ndim != query.ndim:
             raise ValueError(
-                f"query and {name} must have the same number of axes: query has shape "
-                f"{query.shape}, {name} {x.shape}"
+                f"query and {name} must have the same number of axes: query has {query.ndim} "
+                f"{list(query.shape)}, {name} {x.ndim} {list(x.shape)}; arrays are [..., length, "
+                "heads, features], or all of them [length, features]"
             )
     one_head = query.ndim == 2
     if one_head:
@@ -155,14 +156,15 @@ def _check_axes(query: Any, key: Any, value: Any, transformed: Any, score_params
     if key_heads == 0 or heads % key_heads:
         raise ValueError(
             f"query heads must be a multiple of key heads: query has {heads} on axis -2, key has "
-            f"{key_heads}"
+            f"{key_heads}{_layout_hint(query, key)}"
         )
     if value is None:
         return
     if value.shape[-3] != key.shape[-3]:
+        swapped = value.shape[-3:-1] == key.shape[-2:-4:-1]
         raise ValueError(
-            f"key and value must have the same length: key has {key.shape[-3]} positions, value "
-            f"has {value.shape[-3]}"
+            f"key and value must have the same length: key has {key.shape[-3]} positions on axis "
+            f"-3, value has {value.shape[-3]}{_SWAPPED if swapped else ''}"
         )
     value_heads = value.shape[-2]
     repeated = transformed is not None and key_heads == heads and value_heads > 0
@@ -173,13 +175,30 @@ def _check_axes(query: Any, key: Any, value: Any, transformed: Any, score_params
         )
 
 
+_SWAPPED = (
+    "; heads and length look swapped (arrays are [..., length, heads, features]): use "
+    "x.swapaxes(-2, -3)"
+)
+
+
+def _layout_hint(query: Any, key: Any) -> str:
+    """What is likely wrong when the numbers of heads do not fit."""
+    if query.ndim == 3 and query.shape[-3] == key.shape[-3]:
+        return (
+            "; if these are [batch, length, features], give them an axis of heads: x[..., None, :]"
+        )
+    return _SWAPPED if query.shape[-3] == key.shape[-3] else ""
+
+
 def _logits_shape(query: Any, key: Any, value: Any) -> tuple[int, ...]:
     arrays = [("query", query), ("key", key)] + ([] if value is None else [("value", value)])
     try:
         batch = jnp.broadcast_shapes(*(x.shape[:-3] for _, x in arrays))
     except ValueError:
         shapes = ", ".join(f"{name} has {x.shape[:-3]}" for name, x in arrays)
-        raise ValueError(f"batch axes must be equal or broadcast: {shapes}") from None
+        raise ValueError(
+            f"batch axes (all before -3) must be equal or broadcast: {shapes}"
+        ) from None
     return (*batch, query.shape[-2], query.shape[-3], key.shape[-3])
 
 
@@ -192,6 +211,10 @@ def _broadcastable(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array
         hint = ""
         if x.ndim == 2 and len(shape) > 3 and x.shape == (shape[0], shape[-1]):
             hint = f"; for a mask of keys per batch element, use {name}[:, None, None, :]"
+        elif x.ndim == 3 and len(shape) > 3 and x.shape == (shape[0], *shape[-2:]):
+            hint = f"; for one matrix per batch element, use {name}[:, None]"
+        elif x.ndim > 1 and x.shape[-2:] == (shape[-1], shape[-2]):
+            hint = f"; queries come before keys: use {name}.swapaxes(-2, -1)"
         raise ValueError(
             f"{name} must broadcast to [..., N, T, S] = {list(shape)}: got {list(x.shape)}{hint}"
         )
