@@ -58,21 +58,31 @@ def _sum_tanh(spec: str, query: jax.Array, key: jax.Array, v: jax.Array) -> jax.
 
 
 def _squared_distance(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
-    """``-|q - k|^2``, from the differences: |q|^2 - 2 q.k + |k|^2 loses all digits of the distance
-    of two vectors that are near each other and far from 0."""
-    dtype = wide(query.dtype, key.dtype)
-    query, key = query.astype(dtype), key.astype(dtype)
+    """``-|q - k|^2``, times ``params["factor"]`` if there is one, from the differences: |q|^2 -
+    2 q.k + |k|^2 loses all digits of the distance of two vectors that are near each other and far
+    from 0."""
+    own = (params.params if isinstance(params, PerHead) else params) or {}
+    dtype = wide(query.dtype, key.dtype, *(x.dtype for x in own.values()))
+    # Clipped, the differences are finite: no derivative of what overflows is 0 * inf. Two numbers
+    # beyond this are equal or so far from each other that the result is the largest number.
+    top = float(jnp.finfo(dtype).max) / 4
+    query, key = (jnp.clip(x.astype(dtype), -top, top) for x in (query, key))
     group = query.shape[-2] // key.shape[-2]
     if group > 1:
         key = jnp.repeat(key, group, -2)
-    return _sum_squares(query.swapaxes(-2, -3), key.swapaxes(-2, -3))
+    squares = _sum_squares(query.swapaxes(-2, -3), key.swapaxes(-2, -3))
+    far = squares == jnp.inf
+    squares = jnp.where(far, 0, squares)
+    if own:
+        factor = own["factor"].astype(dtype)
+        squares = squares * (factor[:, None, None] if factor.ndim else factor)
+    return jnp.where(far | (squares == jnp.inf), -4 * top, -squares)
 
 
 @jax.checkpoint
 def _sum_squares(query: jax.Array, key: jax.Array) -> jax.Array:
-    top = float(jnp.finfo(query.dtype).max) ** 0.5 / 2  # its square times 4 is finite
-    difference = jnp.clip(query[..., :, None, :] - key[..., None, :, :], -top, top)
-    return clip_finite(-jnp.sum(jnp.square(difference), axis=-1))
+    """``[..., T, S]``. Differences are computed again for the gradient, as in ``_sum_tanh``."""
+    return jnp.sum(jnp.square(query[..., :, None, :] - key[..., None, :, :]), axis=-1)
 
 
 def _function(

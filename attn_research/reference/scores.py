@@ -67,3 +67,64 @@ def _additive(params: Any, q: np.ndarray, k: np.ndarray, at: At) -> tuple[float,
             inner += float(params["bias"][e])
         total += v[e] * math.tanh(inner)
     return total, len(v)
+
+
+@formula("normed_additive", "none")
+def _normed_additive(params: Any, q: np.ndarray, k: np.ndarray, at: At) -> tuple[float, int]:
+    v = np.asarray(params["v"], np.float64)
+    length = math.sqrt(sum(x**2 for x in v))
+    total = 0.0
+    for e in range(len(v)):
+        inner = float(params["bias"][e])
+        inner += sum(q[a] * float(params["query"][a][e]) for a in range(len(q)))
+        inner += sum(k[b] * float(params["key"][b][e]) for b in range(len(k)))
+        total += float(params["g"]) * v[e] / length * math.tanh(inner)
+    return total, len(v)
+
+
+@formula("concat", "none")
+def _concat(params: Any, q: np.ndarray, k: np.ndarray, at: At) -> tuple[float, int]:
+    both, v = [*q, *k], np.asarray(params["v"], np.float64)
+    total = 0.0
+    for e in range(len(v)):
+        inner = sum(x * float(params["kernel"][d][e]) for d, x in enumerate(both))
+        total += v[e] * math.tanh(inner)
+    return total, len(v)
+
+
+def _cos(q: np.ndarray, k: np.ndarray) -> float:
+    lengths = math.hypot(*q) * math.hypot(*k)
+    return sum(a * b for a, b in zip(q, k, strict=True)) / lengths if lengths else 0.0
+
+
+@formula("cosine", "none")
+def _cosine(params: Any, q: np.ndarray, k: np.ndarray, at: At) -> tuple[float, int]:
+    log_scale = float(params["log_scale"]) if params else 0.0
+    return min(math.exp(log_scale), 100.0) * _cos(q, k), len(q)
+
+
+@formula("qk_norm", "none")
+def _qk_norm(params: Any, q: np.ndarray, k: np.ndarray, at: At) -> tuple[float, int]:
+    return float(params["g"]) * _cos(q, k), len(q)
+
+
+@formula("qk_rms_norm", "rsqrt_dim")
+def _qk_rms_norm(params: Any, q: np.ndarray, k: np.ndarray, at: At) -> tuple[float, int]:
+    q_rms = math.sqrt(sum(x**2 for x in q) / len(q) + 1e-6)
+    k_rms = math.sqrt(sum(x**2 for x in k) / len(k) + 1e-6)
+    total = 0.0
+    for d in range(len(q)):
+        gains = float(params["query_gain"][d]) * float(params["key_gain"][d])
+        total += gains * (q[d] / q_rms) * (k[d] / k_rms)
+    return total, len(q)
+
+
+@formula("squared_distance", "none")
+def _squared_distance(params: Any, q: np.ndarray, k: np.ndarray, at: At) -> tuple[float, int]:
+    return -sum((a - b) ** 2 for a, b in zip(q, k, strict=True)), len(q)
+
+
+@formula("gaussian", "none")
+def _gaussian(params: Any, q: np.ndarray, k: np.ndarray, at: At) -> tuple[float, int]:
+    width = math.exp(float(params["log_width"]))
+    return -(math.dist(q, k) ** 2) / (2 * width**2), len(q)

@@ -4,6 +4,13 @@ Bahdanau, Cho, Bengio 2015, "Neural Machine Translation by Jointly Learning to A
 Translate", appendix A.1.2, which has no scale and no bias: so neither has the default here. d = E,
 the number of terms in the sum. Parameters: ``{"query" [Dq, E], "key" [Dk, E], "v" [E]}``, and
 ``"bias" [E]`` with ``use_bias=True``.
+
+>>> import attn_research as ar
+>>> one = jnp.ones((1, 1))
+>>> params = {"query": one, "key": -one, "v": jnp.array([3.0])}
+>>> q, k = jnp.ones((1, 1)), jnp.array([[1.0], [0.0]])  # 3 tanh(0), 3 tanh(1) = 2.2848
+>>> print(ar.attention_weights(q, k, score="additive", score_params=params).round(4))
+[[0.0924 0.9076]]
 """
 
 from typing import Any
@@ -28,7 +35,11 @@ def init(
     use_bias: bool = False,
     dtype: Any = jnp.float32,
 ) -> dict[str, jax.Array]:
-    """Normal with variance 1/fan_in, bias 0; ``dim`` is E, by default the key dimension."""
+    """Normal with variance 1/fan_in, bias 0; ``dim`` is E, by default the key dimension.
+
+    For unit variance q and k what goes into tanh has variance 2, and a logit ``|v|^2 E[tanh^2] =
+    0.52``, whatever the sizes are: that is why this score needs no scale.
+    """
     dim = key_dim if dim is None else dim
     for_query, for_key, for_v = jax.random.split(key, 3)
     params = {
