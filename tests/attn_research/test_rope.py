@@ -54,10 +54,10 @@ def test_rope_by_hand_and_by_default():
     c, s, C, S = math.cos(1), math.sin(1), math.cos(0.01), math.sin(0.01)
     halves = [c - 3 * s, 2 * C - 4 * S, 3 * c + s, 4 * C + 2 * S]
     pairs = [c - 2 * s, 2 * c + s, 3 * C - 4 * S, 4 * C + 3 * S]
-    np.testing.assert_allclose(positions.rope(x), [x[0], halves], rtol=1e-6)
-    np.testing.assert_allclose(positions.rope(x, interleaved=True), [x[0], pairs], rtol=1e-6)
-    again = jax.jit(positions.rope)(x[:, None], jnp.arange(2.0))[:, 0]
-    np.testing.assert_array_equal(jax.jit(positions.rope)(x), again)
+    rope = jax.jit(positions.rope, static_argnames="interleaved")
+    np.testing.assert_allclose(rope(x), [x[0], halves], rtol=1e-6)
+    np.testing.assert_allclose(rope(x, interleaved=True), [x[0], pairs], rtol=1e-6)
+    np.testing.assert_array_equal(rope(x), rope(x[:, None], jnp.arange(2.0))[:, 0])
 
 
 def test_rope_sees_distances_alone_and_keeps_norms(rng):
@@ -82,11 +82,12 @@ def test_rope_at_large_positions(top, rng):
     places = np.concatenate([rng.integers(-top, top, 60), [top, -top, top - 1, 65536]])
     x = np.repeat([[1.0, 0.0]], 16, 0).T.reshape(1, 1, 32)  # (1, 0): the result is cos, sin
     x = np.repeat(x, len(places), 0)
-    got = positions.rope(jnp.asarray(x, jnp.float32), jnp.asarray(places, jnp.int32))
+    rope = jax.jit(positions.rope)
+    got = rope(jnp.asarray(x, jnp.float32), jnp.asarray(places, jnp.int32))
     np.testing.assert_allclose(got, plain_rope(x, places), atol=3e-6)
     if top < 2**24:
         halves = jnp.asarray(places, jnp.float32) + 0.5 * (abs(places) < 2**23)
-        got = positions.rope(jnp.asarray(x, jnp.float32), halves)
+        got = rope(jnp.asarray(x, jnp.float32), halves)
         np.testing.assert_allclose(got, plain_rope(x, halves), atol=3e-6)
 
 
@@ -118,7 +119,8 @@ def test_rope_keeps_the_dtype_and_finite_numbers_finite(dtype):
     def total(x):
         return positions.rope(x).astype(jnp.float32)[jnp.array([0, 2])].sum() / 2.0**127
 
-    out, grad = positions.rope(x), jax.grad(total)(x)
+    rope = jax.jit(positions.rope)
+    out, grad = rope(x), jax.jit(jax.grad(total))(x)
     assert out.dtype == dtype
     assert (jnp.isnan(out) == jnp.zeros(out.shape, bool).at[1, 0, ::2].set(True)).all()
     assert jnp.isfinite(out[jnp.array([0, 2])]).all()
@@ -126,7 +128,7 @@ def test_rope_keeps_the_dtype_and_finite_numbers_finite(dtype):
     small = jnp.asarray(np.random.default_rng(0).normal(size=(3, 1, 4)), dtype)
     want = plain_rope(np.asarray(small, np.float64), np.arange(3))
     np.testing.assert_allclose(
-        np.asarray(positions.rope(small), np.float64),
+        np.asarray(rope(small), np.float64),
         want,
         rtol=float(jnp.finfo(dtype).eps),
         atol=1e-6,
