@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_research import masks
 from attn_research.attend import attend, attend_with_lse, attention_weights
+from attn_research.cache import KVCache
 from attn_research.normalizers import NORMALIZERS, normalizer
 from attn_research.params import PerHead, init_score
 from attn_research.scaling import log_n
@@ -35,6 +36,7 @@ __all__ = [
     "NORMALIZERS",
     "SCORES",
     "CrossAttention",
+    "KVCache",
     "PerHead",
     "SelfAttention",
     "TalkingHeads",

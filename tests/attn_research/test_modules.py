@@ -1,5 +1,6 @@
 """SelfAttention and CrossAttention against Flax's own attention, whose parameters they share."""
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 import attn_research as ar
+from attn_research import positions, reference
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -47,14 +49,12 @@ def test_initial_parameters_are_those_of_flax():
 @pytest.mark.parametrize("score", ar.SCORES)
 def test_every_score(score, rng):
     layer = ar.CrossAttention(num_heads=2, score=score)
-    x, memory = jnp.asarray(rng.normal(size=(2, 3, 8))), jnp.asarray(rng.normal(size=(2, 5, 6)))
-    variables = jax.jit(layer.init)(jax.random.key(0), x, memory)
+    x, memory = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 3, 8), (2, 5, 6)))
+    variables = jax.eval_shape(layer.init, jax.random.key(0), x, memory)
     params = variables["params"]
     wanted = ar.init_score(score, jax.random.key(0), 4, 4, num_heads=2).params
     assert set(params) == {"query", "key", "value", "out"} | ({"score"} if wanted else set())
     assert jax.tree.map(jnp.shape, params.get("score", {})) == jax.tree.map(jnp.shape, wanted)
-    variables = randomized(variables, rng)
-    params = variables["params"]
 
     def by_hand(p):
         q, k, v = (
@@ -65,9 +65,13 @@ def test_every_score(score, rng):
         out = ar.attend(q, k, v, score=score, score_params=own)
         return jnp.einsum("blnd,ndf->blf", out, p["out"]["kernel"]) + p["out"]["bias"]
 
-    got = jax.jit(layer.apply)(variables, x, memory)
-    np.testing.assert_allclose(got, jax.jit(by_hand)(params), atol=1e-5)
-    grads = jax.jit(jax.grad(lambda p: layer.apply({"params": p}, x, memory).sum()))(params)
+    @jax.jit
+    def both(p):
+        out, pull = jax.vjp(lambda p: layer.apply({"params": p}, x, memory), p)
+        return out, by_hand(p), pull(jnp.ones_like(out))[0]
+
+    got, want, grads = both(randomized(params, rng))
+    np.testing.assert_allclose(got, want, atol=1e-5)
     if wanted:
         assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(grads["score"]))
 
@@ -80,17 +84,172 @@ def test_options_of_the_score_and_dtypes():
         dtype=jnp.bfloat16,
     )
     x = jnp.ones((1, 3, 8))
-    out, variables = jax.eval_shape(layer.init_with_output, jax.random.key(0), x)
-    assert out.dtype == jnp.bfloat16
+    result, variables = jax.jit(layer.init_with_output)(jax.random.key(0), x)
+    assert result.dtype == jnp.bfloat16
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
     assert variables["params"]["score"]["bias"].shape == (2, 3)
+
+
+def projected(params, x):
+    """Query, key and value in float64 NumPy."""
+    params = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
+    kernels = (params[name] for name in ("query", "key", "value"))
+    return [np.einsum("blf,fnd->blnd", x, p["kernel"]) + p["bias"] for p in kernels]
+
+
+def out(params, context):
+    kernel, bias = (np.asarray(params["out"][name], np.float64) for name in ("kernel", "bias"))
+    return np.einsum("blnd,ndf->blf", context, kernel) + bias
+
+
+def drawn(layer, rng, T=5):
+    """Inputs, and parameters of other values than the initial ones."""
+    x = jnp.asarray(rng.normal(size=(2, T, 8)), jnp.float32)
+    return x, randomized(jax.eval_shape(layer.init, jax.random.key(0), x)["params"], rng)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_grouped_query_heads(kv_heads, rng):
+    layer = ar.SelfAttention(**SIZES, num_kv_heads=kv_heads)
+    x, params = drawn(layer, rng)
+    shapes = jax.tree.map(jnp.shape, params)
+    assert shapes["query"] == {"kernel": (8, 4, 6), "bias": (4, 6)}
+    assert shapes["key"] == shapes["value"] == {"kernel": (8, kv_heads, 6), "bias": (kv_heads, 6)}
+    want = out(params, reference.attention(*projected(params, x))[0])
+    np.testing.assert_allclose(jax.jit(layer.apply)({"params": params}, x), want, atol=1e-5)
+
+
+def weighted_l1(params, query, key):
+    return -(params["w"] * jnp.abs(query[..., None, :] - key)).sum(-1)
+
+
+def draw_w(key, query_dim, key_dim):
+    assert query_dim == key_dim
+    return {"w": jax.random.uniform(key, (key_dim,), minval=0.5)}
+
+
+def test_a_function_with_parameters_and_a_learned_scale(rng):
+    layer = ar.SelfAttention(**SIZES, score=weighted_l1, score_init=draw_w, scale="learned")
+    x, params = drawn(layer, rng)
+    first = jax.jit(layer.init)(jax.random.key(0), x)["params"]
+    assert first["score"]["w"].shape == (4, 6) and len(np.unique(first["score"]["w"])) == 24
+    np.testing.assert_array_equal(first["scale"], np.ones(4))
+
+    def one(params, q, k):
+        return -np.sum(params["w"] * np.abs(q - k))
+
+    options = dict(score=one, score_params=params["score"], per_head=True, scale=params["scale"])
+    want = out(params, reference.attention(*projected(params, x), **options)[0])
+
+    @jax.jit
+    def run(params):
+        result, pull = jax.vjp(lambda p: layer.apply({"params": p}, x), params)
+        return result, pull(jnp.ones_like(result))[0]
+
+    got, grads = run(params)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    assert (np.abs(grads["score"]["w"]) > 0).all() and (np.abs(grads["scale"]) > 0).all()
+
+
+@pytest.mark.parametrize("score", ["dot", "additive", "projected_dot"])
+def test_a_learned_scale_starts_at_the_convention_of_the_score(score, rng):
+    options = dict(num_heads=2, score=score, score_options=None if score == "dot" else {"dim": 3})
+    plain, learned = (ar.SelfAttention(**options, scale=scale) for scale in (None, "learned"))
+    x = jnp.asarray(rng.normal(size=(2, 5, 8)), jnp.float32)
+    variables = jax.jit(learned.init)(jax.random.key(0), x)
+    first = 0.5 if score == "dot" else 1.0  # 1/sqrt(4)
+    np.testing.assert_array_equal(variables["params"]["scale"], np.full(2, first))
+    rest = {"params": {k: p for k, p in variables["params"].items() if k != "scale"}}
+    got, want = jax.jit(lambda: (learned.apply(variables, x), plain.apply(rest, x)))()
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_parameter_of_the_module_around_as_scale(rng):
+    class ScalableSoftmax(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            s = self.param("s", nn.initializers.constant(0.4), (2,))
+            return ar.SelfAttention(2, scale=ar.log_n(s), name="inner")(x, mask=ar.masks.causal())
+
+    x, params = drawn(ScalableSoftmax(), rng)
+    inner = params["inner"]
+    options = dict(scale=("log_n", np.float64(params["s"])), mask=np.tri(5, dtype=bool))
+    want = out(inner, reference.attention(*projected(inner, x), **options)[0])
+    got = jax.jit(ScalableSoftmax().apply)({"params": params}, x)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_talking_heads(rng):
+    layer = ar.SelfAttention(**SIZES, talking_heads=True)
+    x, params = drawn(layer, rng)
+    first = jax.jit(layer.init)(jax.random.key(0), x)["params"]
+    np.testing.assert_array_equal([first["before"], first["after"]], [np.eye(4)] * 2)
+    q, k, v = projected(params, x)
+    logits = np.einsum("btnd,bsnd->bnts", q, k) / np.sqrt(6)
+    logits = np.einsum("mn,bmts->bnts", np.float64(params["before"]), logits)
+    weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    weights = np.einsum("mn,bmts->bnts", np.float64(params["after"]), weights)
+    want = out(params, np.einsum("bnts,bsnd->btnd", weights, v))
+    np.testing.assert_allclose(jax.jit(layer.apply)({"params": params}, x), want, atol=1e-5)
+
+
+def test_rotary_positions(rng):
+    layer = ar.SelfAttention(**SIZES, position_transform=positions.rope)
+    x, params = drawn(layer, rng)
+    q, k, v = projected(params, x)
+    turns = np.exp(1j * np.arange(5)[:, None] * 10000.0 ** (-np.arange(3) / 3))[:, None]
+    q, k = ((y[..., :3] + 1j * y[..., 3:]) * turns for y in (q, k))
+    q, k = (np.concatenate([y.real, y.imag], -1) for y in (q, k))
+    want = out(params, reference.attention(q, k, v)[0])
+    np.testing.assert_allclose(jax.jit(layer.apply)({"params": params}, x), want, atol=1e-5)
+
+
+def test_dropout(rng):
+    layer = ar.SelfAttention(**SIZES, dropout_rate=0.3)
+    x, params = drawn(layer.copy(deterministic=False), rng)
+    params = {"params": params}
+    want = ar.SelfAttention(**SIZES).apply(params, x)
+    np.testing.assert_array_equal(layer.apply(params, x, deterministic=True), want)
+    np.testing.assert_array_equal(layer.copy(deterministic=True).apply(params, x), want)
+    none = ar.SelfAttention(**SIZES, dropout_rate=0.0, deterministic=False)
+    np.testing.assert_array_equal(none.apply(params, x), want)
+
+    @jax.jit
+    @jax.vmap
+    def dropped(key):
+        return layer.apply(params, x, deterministic=False, rngs={"dropout": key})
+
+    keys = jax.random.split(jax.random.key(rng.integers(2**31)), 4000)
+    outs = np.asarray(dropped(keys), np.float64)
+    z = (outs.mean(0) - want) / (outs.std(0) / np.sqrt(len(outs)))
+    assert np.abs(z).max() < 6
+    np.testing.assert_array_equal(dropped(keys), outs)
+    assert np.abs(outs[0] - outs[1]).max() > 1e-3
+    with pytest.raises(flax.errors.InvalidRngError, match="dropout"):
+        layer.apply(params, x, deterministic=False)
+    with pytest.raises(ValueError, match="deterministic"):
+        layer.apply(params, x)
 
 
 def test_wrong_sizes_are_errors():
     x = jnp.ones((1, 3, 8))
     with pytest.raises(ValueError, match="multiple of num_heads: 10 features, 4 heads; .*=8 would"):
         ar.SelfAttention(num_heads=4, qkv_features=10).init(jax.random.key(0), x)
-    with pytest.raises(ValueError, match="those of x_q.*: 8 features, 3 heads"):
+    with pytest.raises(ValueError, match=r"those of x\) .*: 8 features, 3 heads"):
         ar.SelfAttention(num_heads=3).init(jax.random.key(0), x)
     with pytest.raises(ValueError, match="did you mean 'additive'"):
         ar.SelfAttention(num_heads=2, score="aditive").init(jax.random.key(0), x)
+    for wrong, error in (
+        (dict(num_kv_heads=3), "multiple of num_kv_heads: 4 heads, num_kv_heads=3; 1, 2, 4 would"),
+        (dict(num_kv_heads=0), "num_kv_heads=0"),
+        (dict(dropout_rate=1.0), r"dropout_rate must be in \[0, 1\): got 1.0"),
+        (dict(score_init=draw_w), "score_init is for .* a function: score is 'dot'"),
+        (dict(score=weighted_l1, score_options={"dim": 3}), "score_options are for named scores"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            jax.eval_shape(ar.SelfAttention(num_heads=4, **wrong).init, jax.random.key(0), x)
+    layer = ar.SelfAttention(num_heads=2)
+    with pytest.raises(ValueError, match="score_state is not for score 'dot'"):
+        layer.init(jax.random.key(0), x, score_state=jnp.ones((1, 2, 3)))
+    with pytest.raises(TypeError, match="mask must be a boolean array or made by ar.masks"):
+        layer.init(jax.random.key(0), x, mask="causal")
