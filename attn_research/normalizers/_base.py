@@ -1,9 +1,11 @@
 """What all normalizers have in common."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+
+from attn_research import scaling
 
 
 class Normalizer:
@@ -12,20 +14,28 @@ class Normalizer:
 
     Attributes:
       SUMS_TO_ONE: whether the weights of a row that sees a key sum to 1.
-      STREAMS: whether it can be computed block by block of keys in one pass: "softmax" (needs the
-        running maximum and sum), "elementwise" (each weight depends on its own logit and the number
-        of visible keys alone) or None.
+      STREAMS: how it can be computed block by block of keys:
+
+        - "softmax": in one pass, with a running maximum and sum of exponentials;
+        - "sinks": as softmax, but at the end of a row, once, its weights are multiplied by
+          ``exp(lse) / (exp(sink) + exp(lse))``;
+        - "elementwise": in one pass, each weight depends on its own logit and the number of visible
+          keys alone;
+        - "threshold": a few passes over the blocks search one number a row, from sums over the
+          keys; then each weight depends on its own logit and that number;
+        - None: not known to; the whole row is needed.
     """
 
     SUMS_TO_ONE: ClassVar[bool]
     STREAMS: ClassVar[str | None]
 
     def normalize(self, logits: jax.Array) -> jax.Array:
-        """Weights for ``logits [..., N, T, S]``, in their dtype.
+        """Weights for ``logits [..., N, T, S]``, S at least 1, in their dtype.
 
         A key that is not visible has the logit -inf and must get weight exactly 0 and derivative 0;
-        so must a whole row of them. Logits are at most the largest finite number, or NaN: a row
-        with NaN must give NaN for the keys it sees.
+        so must a whole row of them. Logits are at most the largest finite number, of either sign,
+        and give no NaN or inf, forward or backward; or they are NaN: a row with NaN must give NaN
+        for all keys that it sees. An option may be an array ``[N]``, a number for each head.
         """
         raise NotImplementedError
 
@@ -49,3 +59,31 @@ def visible_count(logits: jax.Array) -> jax.Array:
     """The number of visible keys of each row, ``[..., 1]``, at least 1, in the dtype of logits."""
     count = jnp.sum(logits != -jnp.inf, axis=-1, keepdims=True)
     return jnp.maximum(count, 1).astype(logits.dtype)
+
+
+def seen_in_bad_rows(logits: jax.Array) -> jax.Array:
+    """The visible keys of rows with NaN."""
+    return jnp.isnan(logits).any(-1, keepdims=True) & (logits != -jnp.inf)
+
+
+def spread_nan(weights: jax.Array, logits: jax.Array) -> jax.Array:
+    """``weights``, but NaN for all visible keys of a row with NaN, as are derivatives other than 0.
+
+    >>> logits = jnp.array([[jnp.nan, 1.0, -jnp.inf], [0.0, 1.0, 2.0]])
+    >>> print(spread_nan(jnp.array([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]), logits))
+    [[nan nan 0. ]
+     [0.2 0.3 0.5]]
+    """
+    return weights * jnp.where(seen_in_bad_rows(logits), jnp.nan, 1).astype(weights.dtype)
+
+
+def option(name: str, x: Any, logits: jax.Array) -> jax.Array:
+    """The option called ``name``, a scalar or ``[N]``, made broadcastable to ``logits [..., N, T,
+    S]``, in their dtype. Raises ValueError if it has another shape."""
+    heads = logits.shape[-3:-2]
+    if jnp.shape(x) not in ((), heads):
+        each = f", or one number for each of the {heads[0]} heads" if heads else ""
+        raise ValueError(
+            f"{name} of the normalizer must be a scalar{each}: got shape {jnp.shape(x)}"
+        )
+    return scaling.per_head(x, logits.dtype)
