@@ -5,7 +5,7 @@ with K a gaussian of bandwidth w: Nadaraya 1964, "On Estimating Regression"; Wat
 Regression Analysis". w = exp(log_width), log_width held within +-80. A fixed width is the score
 ``squared_distance`` with a scale. d = Dq = Dk. Parameters: ``{"log_width" []}``.
 
-The transforms divide by the power of two nearest to sqrt(2) w, the pairwise kernel by the rest:
+The transforms divide by the power of two nearest to w, the pairwise kernel by the rest:
 dividing q and k by anything else would round away the distance of two vectors near each other.
 
 >>> import attn_research as ar
@@ -51,7 +51,7 @@ def init(
 
 
 def transform_query(params: Any, x: jax.Array) -> jax.Array:
-    """``q / 2^n``, ``2^n`` near sqrt(2) w."""
+    """``q / 2^n``, ``2^n`` near w."""
     return _shrink(params, x)
 
 
@@ -61,16 +61,18 @@ def transform_key(params: Any, x: jax.Array) -> jax.Array:
 
 
 def pairwise_params(params: Any) -> dict[str, jax.Array]:
-    """What is left of 1/(2 w^2): between 4/9 and 16/9."""
-    width = _sqrt2_width(params)
-    return {"factor": jnp.square(power_of_two(width) / width)}
+    """``2^(2n) / (2 w^2)``: between 2/9 and 8/9."""
+    log_width, power = _width(params)
+    return {"factor": jnp.exp(2 * (jnp.log(power) - log_width)) / 2}
 
 
-def _sqrt2_width(params: Any) -> jax.Array:
+def _width(params: Any) -> tuple[jax.Array, jax.Array]:
+    """``ln w``, and the power of two near w."""
     log_width = params["log_width"].astype(wide(params["log_width"].dtype))
-    return jnp.exp(jnp.clip(log_width, -80, 80)) * math.sqrt(2)
+    log_width = jnp.clip(log_width, -80, 80)
+    return log_width, power_of_two(jnp.exp(log_width))
 
 
 def _shrink(params: Any, x: jax.Array) -> jax.Array:
-    power = power_of_two(_sqrt2_width(params))
+    _, power = _width(params)
     return clip_finite(x.astype(wide(x.dtype, power.dtype)) / power)
