@@ -17,9 +17,12 @@ first asked for.
 
 from typing import TYPE_CHECKING, Any
 
-from attn_research import masks
+from attn_research import compat, diagnostics, masks, positions, theory
 from attn_research.attend import attend, attend_with_lse, attention_weights
 from attn_research.cache import KVCache
+from attn_research.differential import differential_attention
+from attn_research.feature_maps import Performer
+from attn_research.linear import init_linear_state, linear_attention, linear_attention_step
 from attn_research.normalizers import NORMALIZERS, normalizer
 from attn_research.params import PerHead, init_score
 from attn_research.scaling import log_n
@@ -38,6 +41,7 @@ __all__ = [
     "CrossAttention",
     "KVCache",
     "PerHead",
+    "Performer",
     "SelfAttention",
     "TalkingHeads",
     "TransformedKeys",
@@ -45,10 +49,18 @@ __all__ = [
     "attend",
     "attend_with_lse",
     "attention_weights",
+    "compat",
+    "diagnostics",
+    "differential_attention",
+    "init_linear_state",
     "init_score",
+    "linear_attention",
+    "linear_attention_step",
     "log_n",
     "masks",
     "normalizer",
+    "positions",
+    "theory",
     "transform_keys",
 ]
 

@@ -34,10 +34,11 @@ def attention(
     """Context ``[..., T, N, Dv]``, weights ``[..., N, T, S]`` and lse ``[..., N, T]``.
 
     As ``attn_research.attend``, but: batch axes are equal, ``mask`` is a boolean array, a score
-    function is ``f(score_params, q [Dq], k [Dk]) -> logit``, ``per_head`` says that leaves of
-    ``score_params`` have a leading axis of heads, ``score_state`` has all batch axes and the head
-    axis, or is a number, ``scale`` may be ``("log_n", s)``, and options of the normalizer are
-    apart (arrays among them have an axis of heads).
+    function is ``f(score_params, q [Dq], k [Dk]) -> logit`` (or that, the number of terms and the
+    name of its scale), ``per_head`` says that leaves of ``score_params`` have a leading axis of
+    heads, ``score_state`` has all batch axes and the head axis, or is a number, ``scale`` may be
+    ``("log_n", s)``, and options of the normalizer are apart (arrays among them have an axis of
+    heads).
 
     >>> q, k, v = np.eye(2), np.array([[np.log(3.0), 0.0], [0.0, 0.0]]), np.array([[4.0], [0.0]])
     >>> attention(q, k, v, scale=1.0)[0].round(6)[:, 0].tolist()
@@ -111,7 +112,8 @@ def attention(
 def _raw(score: Any, params: Any, q: Any, k: Any, at: At) -> tuple[float, int, str]:
     """The unscaled logit, the number of terms in it, and the name of its own scale."""
     if callable(score):
-        return float(score(params, q, k)), len(q), "none"
+        out = score(params, q, k)
+        return out if isinstance(out, tuple) else (float(out), len(q), "none")
     return *LOGITS[score](params, q, k, at), DEFAULT_SCALES[score]
 
 
