@@ -62,7 +62,7 @@ def linear_attention(
     >>> v = jnp.array([[1.0], [3.0]])  # phi: [1 1] . [1 1] = 2 and [1 1] . [3 6] = 9
     >>> print(linear_attention(q, k, v).round(4)[:, 0])  # (2 * 1 + 9 * 3) / 11
     [2.6364 2.6364]
-    >>> print(linear_attention(q, k, v, mask=masks.causal())[:, 0].round(4))
+    >>> print(jax.jit(linear_attention)(q, k, v, mask=masks.causal())[:, 0].round(4))
     [1.     2.6364]
     """
     feature_map = feature_maps.resolve(feature_map)
@@ -155,10 +155,10 @@ def linear_attention_step(
     Returns:
       The context ``[..., N, Dv]`` in the dtype of ``value``, and the new state.
 
+    >>> step = jax.jit(linear_attention_step)
     >>> state = init_linear_state(jnp.zeros((0, 1, 2)), jnp.zeros((0, 1, 1)))
     >>> for k, v in (([0.0, 0.0], 1.0), ([2.0, 5.0], 3.0)):
-    ...     q, k, v = jnp.zeros((1, 2)), jnp.array([k]), jnp.array([[v]])
-    ...     context, state = linear_attention_step(state, q, k, v)
+    ...     context, state = step(state, jnp.zeros((1, 2)), jnp.array([k]), jnp.array([[v]]))
     ...     print(context.round(4))  # (2 * 1 + 9 * 3) / 11
     [[1.]]
     [[2.6364]]

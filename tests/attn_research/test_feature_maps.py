@@ -50,17 +50,17 @@ def draws(seed, orthogonal, num_features, number, q, k, scale):
 def test_performer_is_unbiased(orthogonal, num_features, rng, seed):
     q, k = (jnp.asarray(0.7 * x / np.linalg.norm(x), jnp.float32) for x in rng.normal(size=(2, 5)))
     scale, factor = (1.0, 1.0) if orthogonal else (None, 5**-0.5)
-    got = draws(seed, orthogonal, num_features, 8_000, q, k, scale)
+    got = draws(seed, orthogonal, num_features, 4_000, q, k, scale)
     z = (got.mean() - np.exp(factor * float(q @ k))) / (got.std() / len(got) ** 0.5)
     assert abs(z) < 5.5
 
 
 def test_orthogonal_directions_have_less_variance(rng, seed):
-    """At |q + k| = 0.8 with m = D = 16 the ratio was 0.82, of 20,000 draws 0.013 around it."""
+    """At |q + k| = 0.8 with m = D = 16 the ratio was 0.82, of 8,000 draws 0.02 around it."""
     x = rng.normal(size=16)
     q = k = jnp.asarray(0.4 * x / np.linalg.norm(x), jnp.float32)
-    orthogonal, independent = (draws(seed, o, 16, 20_000, q, k, 1.0).var() for o in (True, False))
-    assert orthogonal < 0.92 * independent
+    orthogonal, independent = (draws(seed, o, 16, 8_000, q, k, 1.0).var() for o in (True, False))
+    assert orthogonal < 0.95 * independent
 
 
 def test_directions_are_orthogonal_and_as_long_as_normal_ones(seed):

@@ -87,7 +87,7 @@ def test_the_formula(case, draw):
         dict(T=5, S=0),
         dict(T=0, S=3),
         dict(batch=(0,), T=3, S=3),
-        dict(batch=(2, 1, 3), T=13, S=13, Dv=1),
+        dict(batch=(2, 1, 3), T=5, S=5, Dv=1),
     ],
     ids=str,
 )
@@ -114,9 +114,9 @@ def test_one_head_and_batch_axes_that_broadcast(draw):
 
 
 def test_the_chunk_size_changes_nothing(draw):
-    drawn, name = draw(T=19, S=19, K=1), "performer"
-    mask = masks.causal() & masks.lengths(np.array([19, 11]))
-    want = formula(name, *drawn, np.asarray(mask.as_array(19, 19)))
+    drawn, name = draw(T=13, S=13, K=1), "performer"
+    mask = masks.causal() & masks.lengths(np.array([13, 7]))
+    want = formula(name, *drawn, np.asarray(mask.as_array(13, 13)))
     with jax.enable_x64(True):
         for size in (1, 4, 64):
             options = dict(feature_map=MAPS[name](), mask=mask, chunk_size=size)
@@ -124,7 +124,7 @@ def test_the_chunk_size_changes_nothing(draw):
             np.testing.assert_allclose(run(*drawn), want, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "prompt"), zip(MAPS, (3, 0, 3, 3), strict=True))
+@pytest.mark.parametrize(("name", "prompt"), list(zip(MAPS, (3, 0, 3, 3), strict=True)))
 def test_decoding_gives_the_rows_of_the_whole(name, prompt, draw):
     query, key, value = draw(T=5, S=5 + prompt, N=4, K=2)
     real = np.ones((2, 1, 1, 5 + prompt), bool)
@@ -154,7 +154,8 @@ def test_decoding_gives_the_rows_of_the_whole(name, prompt, draw):
 
 
 @pytest.mark.parametrize(
-    ("name", "mask"), [*((name, "causal") for name in MAPS), ("performer", "lengths")]
+    ("name", "mask"),
+    [*((name, "causal") for name in MAPS if name != "function"), ("function", "lengths")],
 )
 def test_gradients(name, mask, draw, rng):
     drawn = dict(zip(("query", "key", "value"), draw(T=3, S=3, K=1), strict=True))
@@ -202,7 +203,7 @@ def test_memory_is_linear(causal):
 
     def temporaries(T, of):
         x = jax.ShapeDtypeStruct((T, 2, 16), jnp.float32)
-        run = jax.jit(of(lambda q, k, v: linear_attention(q, k, v, mask=mask, chunk_size=16)))
+        run = jax.jit(of(lambda q, k, v: linear_attention(q, k, v, mask=mask, chunk_size=8)))
         return run.lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
 
     def gradient(f):

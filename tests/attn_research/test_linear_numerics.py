@@ -56,7 +56,7 @@ def test_lengths_hide_all_that_is_behind_them(causal, feature_map, draw):
 
 
 def test_what_comes_later_has_no_influence(feature_map, draw):
-    query, key, value = draw(batch=(1,), T=5, S=6, N=4, K=2).cast(jnp.float32)
+    query, key, value = draw(batch=(1,), T=4, S=5, N=4, K=2).cast(jnp.float32)
     run = gradients(feature_map, masks.causal(1), slice(3))  # these rows see the keys 0 .. 3
     context, grads = run(query, key, value)
     for bad in (np.nan, np.inf, 3e38):
@@ -69,23 +69,23 @@ def test_what_comes_later_has_no_influence(feature_map, draw):
 
 
 def test_later_keys_of_any_size_leave_earlier_rows_their_precision(feature_map, draw, rng):
-    query, key, value = draw(batch=(), T=16, S=16, N=1).cast(jnp.float32)
+    query, key, value = draw(batch=(), T=8, S=8, N=1).cast(jnp.float32)
     run = jax.jit(lambda *x: linear_attention(*x, feature_map=feature_map, mask=masks.causal()))
-    for cut in rng.integers(1, 16, size=3):
+    for cut in rng.integers(1, 8, size=3):
         want = run(query, key, value)[:cut]
         for size in (1e2, 1e8, 1e30):
             got = run(query, key.at[cut:].multiply(size), value.at[cut:].multiply(size))
             np.testing.assert_array_equal(got[:cut], want)
 
 
-def test_left_padded_causal_batch(feature_map, draw):
-    query, key, value = draw(T=5, S=5).cast(jnp.float32)
-    real = jnp.arange(5) >= jnp.array([[2], [0]])
-    run = gradients(feature_map, masks.causal() & real[:, None, None, :])
+def test_left_padded_causal_batch(draw):
+    query, key, value = draw(T=4, S=4).cast(jnp.float32)
+    real = jnp.arange(4) >= jnp.array([[2], [0]])
+    run = gradients("elu_plus_one", masks.causal() & real[:, None, None, :])
     spoil = ~real[..., None, None]
     context, grads = run(*(jnp.where(spoil, jnp.nan, x) for x in (query, key, value)))
     assert not context[0, :2].any()
-    alone = gradients(feature_map, masks.causal())(*(x[:1, 2:] for x in (query, key, value)))
+    alone = gradients("elu_plus_one", masks.causal())(*(x[:1, 2:] for x in (query, key, value)))
     np.testing.assert_allclose(context[:1, 2:], alone[0], atol=1e-6)
     for got, want in zip(grads, alone[1], strict=True):
         assert not got[0, :2].any() and np.isfinite(got).all()
@@ -94,7 +94,7 @@ def test_left_padded_causal_batch(feature_map, draw):
 
 @pytest.mark.parametrize("mask", [None, masks.causal()], ids=["all", "causal"])
 def test_finite_inputs_of_any_size(mask, feature_map, draw):
-    signs = [jnp.sign(x) for x in draw(batch=(20,), T=5, S=5, K=1).cast(jnp.float32)]
+    signs = [jnp.sign(x) for x in draw(batch=(20,), T=4, S=4, K=1).cast(jnp.float32)]
     run = gradients(feature_map, mask)
     exact = not callable(feature_map) or isinstance(feature_map, Performer)
     for size in (1e-38, 1e4, 1e15, 1e19, 1e30, 3.4e38)[: 6 if exact else 2]:
