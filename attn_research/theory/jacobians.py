@@ -59,14 +59,15 @@ def entmax_jacobian(weights: Any, alpha: Any) -> jax.Array:
      [-0.317  0.317  0.   ]
      [ 0.     0.     0.   ]]
     """
-    if isinstance(alpha, int | float) and not alpha >= 1:
-        raise ValueError(f"alpha must be at least 1 (which is softmax): got {alpha}")
+    if isinstance(alpha, int | float) and not 1 <= alpha < jnp.inf:
+        raise ValueError(f"alpha must be finite and at least 1 (which is softmax): got {alpha}")
     p = _weights(weights)
     alpha = jnp.asarray(alpha).astype(p.dtype)
     if alpha.ndim:
         raise ValueError(f"alpha must be a scalar: got shape {alpha.shape}")
     seen = p > 0
-    return _centred(jnp.where(seen, jnp.where(seen, p, 1) ** (2 - alpha), 0))
+    log_g = (2 - alpha) * jnp.log(jnp.where(seen, p, 1))
+    return _centred(jnp.where(seen, jnp.exp(jnp.minimum(log_g, 70)), 0))  # saturates at 2e30
 
 
 def jacobian_trace(weights: Any) -> jax.Array:
@@ -100,7 +101,7 @@ def jacobian_frobenius_norm(weights: Any) -> jax.Array:
 
 
 def jacobian_spectral_bounds(weights: Any) -> tuple[jax.Array, jax.Array]:
-    """Bounds ``[...]`` of the spectral norm of softmax's J, less than a factor 2 apart.
+    """Bounds ``[...]`` of the spectral norm of softmax's J, at most a factor 2 apart.
 
     With a >= b the two largest weights, ``max(a (1 - a), (a + b - (a - b)^2) / 2) <= |J|_2 <=
     min(a, 2 a (1 - a)) <= 1/2``. Below: ``u^T J u`` at u = e_a and (e_a - e_b) / sqrt(2). Above:
