@@ -102,9 +102,10 @@ def freezing_std(n: float) -> float:
     """sqrt(2 ln n): where softmax over many keys turns from averaging to selecting.
 
     As n grows at a fixed ``std / sqrt(2 ln n)``: below 1, ``E H = ln n - std^2 / 2`` to leading
-    order (the central limit holds for sum exp z) and E tr J -> 1; above 1, the entropy stays finite
-    and ``E tr J -> sqrt(2 ln n) / std``, as of ``saturated_trace``. Derrida 1981, "Random-Energy
-    Model"; Mezard, Montanari 2009, "Information, Physics, and Computation", chapter 5.
+    order (the law of large numbers holds for sum exp z) and E tr J -> 1; above 1, the entropy
+    stays finite and ``E tr J -> sqrt(2 ln n) / std``, as of ``saturated_trace``. Derrida 1981,
+    "Random-Energy Model"; Mezard, Montanari 2009, "Information, Physics, and Computation",
+    chapter 5.
 
     >>> [round(freezing_std(n), 2) for n in (2, 64, 1024, 10**6)]
     [1.18, 2.88, 3.72, 5.26]
