@@ -53,7 +53,8 @@ def linear_attention(
       ``[..., T, N, Dv]`` (``[T, Dv]``) in the dtype of ``value``. Features and sums are float32 for
       16-bit inputs, float64 if an input is. A query that sees no key gets 0, and no gradient flows
       through it. Keys and values which a query does not see do not influence it or its gradient;
-      NaN or inf in what it does see makes its result NaN. Finite inputs never give NaN.
+      NaN or inf in what it does see makes its result NaN. Finite inputs never give NaN: sums of
+      values too large for the dtype saturate.
 
     Raises:
       NotImplementedError: for any other mask; ``attend`` takes it, in O(T S).
