@@ -104,7 +104,7 @@ def test_starts_that_are_ints(repeat, rng):
     T, S = (int(x) for x in rng.integers(1, 8, 2))
     mask, sees = draw_mask(rng, T, S)
     want = materialized(sees, T, S)
-    for i, j in ((0, 0), (T // 2, S // 2), (T - 1, 0)):
+    for i, j in ((0, 0), (T // 2, S // 2), (T - 1, 0), (0, S - 1)):
         for rows, cols in ((T, S), (1, 1), (3, 5)):
             inside = want[..., i : i + rows, j : j + cols]
             block = np.broadcast_to(mask.block(i, j, rows, cols), (B, N, rows, cols))
@@ -136,6 +136,7 @@ def exact(rng):
         (masks.lengths(n), lambda b, _, i, j: j < n[b]),
         (~masks.prefix(int(n[1])), lambda b, _, i, j: j >= n[1]),
         (masks.window(None, None), lambda *at: True),
+        (masks.window(-2, 1), lambda *at: False),
     ]
 
 
@@ -175,10 +176,20 @@ def test_long_sequences_cost_no_more_than_their_block():
     np.testing.assert_array_equal(got[0], np.array(want, bool))
 
 
-def test_a_whole_array_is_not_copied():
-    array = jnp.ones((2, 1, 5, 4), bool)
+def test_what_sticks_out_joins_no_segments():
+    mask = masks.segments(np.repeat([3, 5], [8, 6]))
+    got = [[bool(mask.some(i, j, 4, 4)) for j in range(0, 14, 4)] for i in range(0, 14, 4)]
+    np.testing.assert_array_equal(got, np.kron(np.eye(2, dtype=bool), np.ones((2, 2), bool)))
+
+
+def test_a_whole_array_is_not_copied(rng):
+    array = jnp.asarray(rng.random((2, 1, 5, 4)) < 0.5)
     assert masks.dense(array).as_array(5, 4) is array
     assert masks.dense(array).block(0, 0, 5, 4) is array
+    for at in ((0, 2), (2, 0)):
+        block = masks.dense(array).block(*at, 5, 4)
+        inside = array[..., at[0] :, at[1] :]
+        np.testing.assert_array_equal(block[..., : 5 - at[0], : 4 - at[1]], inside)
     keys = jnp.ones((2, 1, 1, 6), bool)
     assert masks.dense(keys).block(0, 0, 9, 6) is keys
     assert masks.dense(keys).block(7, 2, 3, 2).shape == (2, 1, 1, 2)
