@@ -35,8 +35,7 @@ def _relaxed(logits: jax.Array, temperature: jax.Array) -> jax.Array:
 def _relaxed_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (logits, temperature), (dlogits, dtemperature) = primals, tangents
     weights = _relaxed(logits, temperature)
-    z = _below_top(jnp.where(weights == 0, -jnp.inf, logits))
-    z = jnp.where(weights == 0, 0, z)  # the others may be as large as the dtype allows, and -inf
+    z = jnp.where(weights == 0, 0, _below_top(logits))  # else it may be -inf
     weighted = weights * (dlogits - z / temperature * dtemperature) / temperature
     return weights, weighted - weights * jnp.sum(weighted, axis=-1, keepdims=True)
 

@@ -122,6 +122,14 @@ def test_jacobian_of_entmax_keeps_its_digits_where_slopes_are_steep(dtype):
             np.testing.assert_allclose(got, want, rtol=5e-6)
 
 
+def closed_form_by_alpha(p, alpha):
+    """Derive ``p = (1 + e u)^(1 / e)``, e = alpha - 1, by e, then by the threshold in u."""
+    e, p = np.longdouble(alpha) - 1, p.astype(np.longdouble)
+    log, g = np.log(np.where(p > 0, p, 1)), slopes(p, alpha)
+    own = np.where(p > 0, -p * log / e + (p - g) / e**2, 0)
+    return np.float64(own - g * own.sum() / g.sum())
+
+
 def test_entmax_by_alpha(rng):
     """Finite differences of the oracle; at alpha = 1 the limit ``-p (ln^2 p - mean ln^2 p) / 2``,
     and nothing jumps there."""
@@ -135,6 +143,8 @@ def test_entmax_by_alpha(rng):
             ends = [reference.NORMALIZERS["entmax"](logits, alpha + s * h) for s in (1, -1)]
             want = (ends[0] - ends[1]) / (2 * h)
             np.testing.assert_allclose(by_alpha(alpha), want, rtol=1e-5, atol=1e-7)
+            exact = closed_form_by_alpha(reference.NORMALIZERS["entmax"](logits, alpha), alpha)
+            np.testing.assert_allclose(by_alpha(alpha), exact, atol=1e-13)
         p = reference.NORMALIZERS["softmax"](logits)
         square = np.log(p) ** 2
         limit = -p * (square - p @ square) / 2
@@ -142,6 +152,17 @@ def test_entmax_by_alpha(rng):
         for step in (1e-4, 1e-6, 1e-8, 1e-12, 1e-15):
             for alpha in (1 + step, 1 - step):
                 np.testing.assert_allclose(by_alpha(alpha), limit, atol=100 * step + 1e-12)
+
+
+def test_entmax_of_a_large_alpha_has_finite_gradients(rng):
+    """Slopes p^(2 - alpha) of more than the dtype holds saturate."""
+    normalize = ar.normalizer("entmax", alpha=jnp.float32(100)).normalize
+    logits = np.float32([[0, 0, 0, -1, -9], [0, -1e-4, -1e-3, -1e-2, -np.inf]])
+    pull = rng.normal(size=(2, 5)).astype(np.float32)
+    weights, gradient = jax.jit(lambda x: (normalize(x), jax.vjp(normalize, x)[1](pull)[0]))(logits)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+    np.testing.assert_allclose(weights[0], [1 / 3, 1 / 3, 1 / 3, 0, 0], atol=1e-6)
+    assert np.isfinite(gradient).all()
 
 
 def test_gradients_by_options_that_differ_by_head(draw, rng):

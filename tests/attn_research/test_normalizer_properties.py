@@ -157,6 +157,14 @@ def test_logits_of_any_size(name, options, dtype, rng):
             np.testing.assert_allclose(weights[3], [0.5, 0.5, 0, 0, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "options"), [("sparsemax", {}), ("entmax", {"alpha": 1})])
+def test_no_step_gives_nan(name, options):
+    """So that ``jax_debug_nans`` finds those of others; it looks at each operation outside jit."""
+    logits = jnp.array([[0.0, -jnp.inf, 1.0], [-jnp.inf] * 3, [-3e38, 3e38, -jnp.inf]])
+    with jax.debug_nans(True):
+        jax.jvp(ar.normalizer(name, **options).normalize, (logits,), (jnp.ones((3, 3)),))
+
+
 @each_name
 def test_products_that_fuse_into_the_difference(name, rng):
     """Not under quick_compile: XLA may contract ``a * b - top`` into one multiply-add, which leaves

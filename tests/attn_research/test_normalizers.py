@@ -96,11 +96,12 @@ def test_rows_of_every_kind(name, options, dtype, rng):
 
 def test_softmax_one_is_a_sink_of_zero_and_a_sink_is_a_key_without_a_value(draw, rng):  # case 14
     query, key, value = draw(batch=(), N=2, K=2, Dq=3, Dk=3).cast(jnp.float32)
-    sinks = jnp.asarray(rng.normal(size=2), jnp.float32)
-    got = ar.attend(query, key, value, normalizer=ar.normalizer("sinks", logit=sinks))
-    more = [jnp.pad(x, ((0, 1), (0, 0), (0, 0))) for x in (key, value)]
-    bias = jnp.zeros((2, 1, 6)).at[..., -1].set(sinks[:, None])
-    np.testing.assert_allclose(got, ar.attend(query, *more, bias=bias), atol=1e-6)
+    sinks = rng.normal(size=2).astype(np.float32)
+    got = jax.jit(ar.attend)(query, key, value, normalizer=ar.normalizer("sinks", logit=sinks))
+    more = [np.pad(x, ((0, 1), (0, 0), (0, 0))) for x in (key, value)]
+    bias = np.zeros((2, 1, 6), np.float32)
+    bias[..., -1] = sinks[:, None]
+    np.testing.assert_allclose(got, jax.jit(ar.attend)(query, *more, bias=bias), atol=1e-6)
     logits = rng.normal(size=(1, 3, 7)) * 5
     one = weights("softmax_one", logits)
     np.testing.assert_array_equal(one, weights("sinks", logits, logit=0.0))
@@ -115,21 +116,21 @@ def test_sigmoid_and_relu_count_visible_keys():
     np.testing.assert_allclose(weights("sigmoid", logits)[0], [0.25, 0.25, 0.25, 0], atol=1e-7)
     np.testing.assert_allclose(weights("relu", logits + 3)[0], [1, 1, 1, 0])
     np.testing.assert_allclose(weights("relu_squared", logits + 3)[:, 0], [3, 25])
+    np.testing.assert_allclose(weights("relu", np.float32([[3, -3e38, -np.inf]])), [[1.5, 0, 0]])
 
 
 def test_known_values_of_sparsemax_and_entmax():
-    """Two keys: sparsemax is (1 + l) / 2 (equation 13 of Martins and Astudillo), and 1.5-entmax has
-    p_1 = (1/2 + l / 8 sqrt(8 - l^2)...) in closed form: with a = l / 4, b = sqrt(1/2 - a^2)."""
-    for gap in (0.0, 0.3, 0.99, 1.7):
-        a = gap / 4
-        b = np.sqrt(0.5 - a * a)
-        logits = np.float32([[gap, 0.0]])
-        want = min((1 + gap) / 2, 1)
-        np.testing.assert_allclose(weights("sparsemax", logits)[0], [want, 1 - want], atol=2e-7)
-        want = [(b + a) ** 2, (b - a) ** 2]
-        np.testing.assert_allclose(weights("entmax15", logits)[0], want, atol=2e-7)
-    for name in ("sparsemax", "entmax15"):
-        np.testing.assert_array_equal(weights(name, np.float32([[2.01, 0.0]])), [[1, 0]])
+    """Two keys whose logits differ by d < 2: 1.5-entmax is ``(b +- a)^2`` with a = d / 4 and b =
+    sqrt(1/2 - a^2); sparsemax ``(1 +- d) / 2``, clipped (Martins and Astudillo 2016)."""
+    gap = np.array([0.0, 0.3, 0.99, 1.7, 2.01])
+    logits = np.float32(np.stack([gap, 0 * gap], -1))
+    want = np.clip(np.stack([1 + gap, 1 - gap], -1) / 2, 0, 1)
+    np.testing.assert_allclose(weights("sparsemax", logits), want, atol=2e-7)
+    a = gap / 4
+    b = np.sqrt(0.5 - a * a)
+    want = np.stack([b + a, b - a], -1) ** 2
+    want[-1] = 1, 0
+    np.testing.assert_allclose(weights("entmax15", logits), want, atol=2e-7)
 
 
 def test_entmax_equals_softmax_entmax15_and_sparsemax_and_goes_smoothly_between(rng):
@@ -194,9 +195,13 @@ def test_gumbel_softmax_is_softmax_of_noisy_logits(rng, seed):
     other = weights("hard", logits, straight_through=False, **options | {"key": jax.random.key(1)})
     assert np.abs(other - soft).max() > 1e-3
     query = jnp.asarray(rng.normal(size=(2, 4, 1, 3)), jnp.float32)
-    drawn = jax.vmap(
-        lambda q, key: ar.attention_weights(q, q, normalizer=ar.normalizer("hard", key=key))
-    )(query, jax.random.split(key))
+
+    @jax.jit
+    @jax.vmap
+    def run(q, key):
+        return ar.attention_weights(q, q, normalizer=ar.normalizer("hard", key=key))
+
+    drawn = run(query, jax.random.split(key))
     assert (drawn.sum(-1) == 1).all()
 
 
