@@ -34,9 +34,10 @@ class SelfAttention(MultiHead):
       score_init: for a function with parameters: ``f(key, query_dim, key_dim)`` draws those of one
         head.
       scale: as for ``attend``, or ``"learned"``: one factor a head, at first the score's own
-        convention. Learned factors of other kinds are parameters of the module around this one:
-        ``SelfAttention(..., scale=ar.log_n(s))``.
-      normalizer, softcap, implementation: as for ``attend``.
+        convention.
+      normalizer, softcap, implementation: as for ``attend``. What else is learned is a parameter of
+        the module around this one: ``scale=ar.log_n(s)``, ``normalizer=ar.normalizer("sinks",
+        logit=s)``.
       talking_heads: whether logits and weights are mixed over the heads by matrices, at first the
         identity. See ``ar.TalkingHeads``.
       dropout_rate, deterministic: dropout of weights, from the rng stream "dropout", as in Flax.
@@ -51,21 +52,20 @@ class SelfAttention(MultiHead):
 
     >>> x = jnp.ones((2, 5, 8))
     >>> layer = SelfAttention(num_heads=4, score="additive")
-    >>> variables = layer.init(jax.random.key(0), x)
+    >>> variables = jax.jit(layer.init)(jax.random.key(0), x)
     >>> variables["params"]["score"]["v"].shape
     (4, 2)
-    >>> layer.apply(variables, x).shape
+    >>> jax.jit(layer.apply)(variables, x).shape
     (2, 5, 8)
 
-    The same, three positions at once and then one:
+    Decoding, three positions at once and then one:
 
     >>> layer = SelfAttention(num_heads=4, score="additive", decode=True)
-    >>> cache = layer.init(jax.random.key(0), x)["cache"]
-    >>> for new in (x[:, :3], x[:, 3:4]):
-    ...     held = variables | {"cache": cache}
-    ...     out, changed = layer.apply(held, new, mutable=["cache"])
-    ...     cache = changed["cache"]
-    >>> print(out.shape, cache["cache_index"])
+    >>> variables = jax.jit(layer.init)(jax.random.key(0), x)
+    >>> step = jax.jit(lambda variables, x: layer.apply(variables, x, mutable=["cache"]))
+    >>> prompt, cache = step(variables, x[:, :3])
+    >>> new, cache = step(variables | cache, x[:, 3:4])
+    >>> print(new.shape, cache["cache"]["cache_index"])
     (2, 1, 8) 4
 
     Sources: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2; Shazeer 2019 and
@@ -148,9 +148,10 @@ class CrossAttention(MultiHead):
 
     >>> layer = CrossAttention(num_heads=2, qkv_features=16, decode=True)
     >>> x_q, x_kv = jnp.ones((2, 3, 8)), jnp.ones((2, 5, 12))
-    >>> variables = layer.init(jax.random.key(0), x_q, x_kv)
-    >>> first, cache = layer.apply(variables, x_q[:, :1], x_kv, mutable=["cache"])
-    >>> layer.apply(variables | cache, x_q[:, 1:], None).shape
+    >>> variables = jax.jit(layer.init)(jax.random.key(0), x_q, x_kv)
+    >>> first = jax.jit(lambda *x: layer.apply(variables, *x, mutable=["cache"]))
+    >>> _, cache = first(x_q[:, :1], x_kv)
+    >>> jax.jit(layer.apply)(variables | cache, x_q[:, 1:], None).shape
     (2, 2, 8)
     """
 

@@ -53,7 +53,7 @@ def test_positions_one_by_one_in_a_scan(score, draw, draw_params):
     for left, context in zip((None, LEFT), got, strict=True):
         options = dict(score=score, score_params=params.params, per_head=True)
         want = reference.attention(*drawn, mask=visible(left), **options)[0]
-        np.testing.assert_allclose(context, want, atol=3e-6)
+        np.testing.assert_allclose(context, want, atol=5e-5)  # logits of a gaussian are large
 
 
 def test_a_prompt_at_once_then_chunks(draw, draw_params):
@@ -214,24 +214,24 @@ def test_masks_and_biases_of_the_calls(rng):
 
 def test_errors_of_decoding(rng):
     layer = ar.SelfAttention(num_heads=2, decode=True)
+    apply = functools.partial(layer.apply, mutable=["cache"])
     x = jnp.ones((1, 4, 8))
     variables = jax.jit(layer.init)(jax.random.key(0), x)
     assert variables["cache"]["cache_index"] == 0
     with pytest.raises(ValueError, match="decode=True needs the collection 'cache': layer.init"):
-        layer.apply({"params": variables["params"]}, x, mutable=["cache"])
+        jax.eval_shape(apply, {"params": variables["params"]}, x)
     for mask in (ar.masks.dense(jnp.ones((2, 4), bool)), ar.masks.segments([0, 1])):
         with pytest.raises(
             ValueError, match=r"whole sequence, \[..., 4, 4\] .*: got \[.*2, [24]\]"
         ):
-            layer.apply(variables, x[:, :2], mask=mask, mutable=["cache"])
-    _, cache = layer.apply(variables, x, mutable=["cache"])
+            jax.eval_shape(apply, variables, x[:, :2], mask=mask)
+    _, cache = jax.jit(apply)(variables, x)
     with pytest.raises(ValueError, match="cache is full"):
-        layer.apply(variables | cache, x[:, :1], mutable=["cache"])
-    cross = ar.CrossAttention(num_heads=2)
-    variables = jax.jit(cross.init)(jax.random.key(0), x, x)
-    for module in (cross, ar.CrossAttention(num_heads=2, decode=True)):
+        apply(variables | cache, x[:, :1])
+    for cross in (ar.CrossAttention(num_heads=2), ar.CrossAttention(num_heads=2, decode=True)):
+        shapes = jax.eval_shape(cross.init, jax.random.key(0), x, x)
         with pytest.raises(ValueError, match="x_kv may be None only with decode=True and"):
-            module.apply(variables, x, None)
+            jax.eval_shape(cross.apply, {"params": shapes["params"]}, x, None)
 
 
 @pytest.mark.parametrize("score", ["dot", "additive"])
