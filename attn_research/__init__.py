@@ -22,6 +22,7 @@ from attn_research.attend import attend, attend_with_lse, attention_weights
 from attn_research.cache import KVCache
 from attn_research.differential import differential_attention
 from attn_research.feature_maps import Performer
+from attn_research.hopfield import hopfield
 from attn_research.linear import init_linear_state, linear_attention, linear_attention_step
 from attn_research.normalizers import NORMALIZERS, normalizer
 from attn_research.params import PerHead, init_score
@@ -52,6 +53,7 @@ __all__ = [
     "compat",
     "diagnostics",
     "differential_attention",
+    "hopfield",
     "init_linear_state",
     "init_score",
     "linear_attention",

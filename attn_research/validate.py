@@ -144,6 +144,10 @@ def _check_state(score: Any, state: Any, shape: tuple[int, ...]) -> None:
             f"score_state of score {score!r} must be [{', '.join(('...', *axes))}] = "
             f"{list(allowed)}: got {list(jnp.shape(state))}"
         )
+    kind, name = (jnp.floating, "floating") if axes else (jnp.integer, "integer")
+    dtype = jnp.asarray(state).dtype
+    if not jnp.issubdtype(dtype, kind):
+        raise TypeError(f"score_state of score {score!r} must be {name}: got {dtype}")
 
 
 def _check_axes(query: Any, key: Any, value: Any, transformed: Any, score_params: Any) -> None:

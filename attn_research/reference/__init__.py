@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from . import positional as positional
 from .normalizers import NORMALIZERS
 from .scores import DEFAULT_SCALES, LOGITS, At
 
