@@ -125,6 +125,7 @@ def test_rope_keeps_the_dtype_and_finite_numbers_finite(dtype):
     assert (jnp.isnan(out) == jnp.zeros(out.shape, bool).at[1, 0, ::2].set(True)).all()
     assert jnp.isfinite(out[jnp.array([0, 2])]).all()
     assert jnp.isfinite(grad).all() and not grad[1].any()
+    assert not jnp.isfinite(rope(x.at[1, 0, 0].set(jnp.inf))[1, 0, ::2]).any()
     small = jnp.asarray(np.random.default_rng(0).normal(size=(3, 1, 4)), dtype)
     want = plain_rope(np.asarray(small, np.float64), np.arange(3))
     np.testing.assert_allclose(
