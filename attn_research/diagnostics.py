@@ -27,13 +27,13 @@ from attn_research import numerics
 
 
 def dead_rows(weights: Any) -> jax.Array:
-    """Rows that are all 0 (or no weight is a normal number): boolean ``[..., T]``.
+    """Rows that are all 0 (in float32: no weight above 4e-31): boolean ``[..., T]``.
 
     >>> print(dead_rows(jnp.array([[0.0, 1.0], [0.0, 0.0]])))
     [False  True]
     """
     magnitudes = _magnitudes(weights)
-    return magnitudes.max(-1, initial=0) < jnp.finfo(magnitudes.dtype).tiny
+    return magnitudes.max(-1, initial=0) < _least(magnitudes.dtype)
 
 
 def entropy(weights: Any) -> jax.Array:
@@ -109,8 +109,8 @@ def jacobian_norm(weights: Any) -> jax.Array:
     spectral norm is at most this. For rows of another normalizer it tells what softmax would do
     there, not what that normalizer does.)
 
-    Computed without the cancellation in that sum, so that the relative error is small however
-    saturated the row: with m the largest share, r the sum of the others and u = p / r over those,
+    Computed without the cancellation in that sum, also right at saturated rows: m the largest
+    share, r the sum of the others, u = p / r over those,
     ``|J| = r sqrt(m^2 (1 + 2 sum u^2) + sum (1 - 2p) u^2 + (r sum u^2)^2)``.
 
     >>> norms = jacobian_norm(jnp.array([[0.5, 0.5], [0.9, 0.1], [1.0, 1e-9]]))
@@ -125,10 +125,10 @@ def jacobian_norm(weights: Any) -> jax.Array:
     others = jnp.where(top, 0, shares)
     scaled, size = _over_largest(others)
     total = scaled.sum(-1, keepdims=True)
-    squares = (scaled / jnp.where(total < jnp.finfo(total.dtype).tiny, 1, total)) ** 2
+    squares = (scaled / jnp.where(total < _least(total.dtype), 1, total)) ** 2
     rest, spread = (total * size)[..., 0], squares.sum(-1)
-    inside = largest**2 * (1 + 2 * spread) + ((1 - 2 * others) * squares).sum(-1)
-    inside = inside + (rest * spread) ** 2
+    inside = largest**2 * (1 + 2 * spread) + (rest * spread) ** 2
+    inside = inside + ((1 - 2 * others) * squares).sum(-1)
     return rest * jnp.sqrt(jnp.where(alive, inside, 1))
 
 
@@ -187,9 +187,7 @@ def summary(
     return out
 
 
-def logit_statistics(
-    logits: Any, visible: Any = None, *, per_head: bool = False
-) -> dict[str, jax.Array]:
+def logit_statistics(logits: Any, visible: Any = None, per_head: bool = False) -> dict[str, Any]:
     """``mean``, ``std`` and ``max`` of the logits ``[..., T, S]`` over the visible pairs, and
     ``row_std``, their spread about the mean of their row: all that softmax sees of them.
 
@@ -219,8 +217,8 @@ def logit_statistics(
     mean = mean_of(scaled)
     row_mean = scaled.sum(-1, keepdims=True) / jnp.maximum(visible.sum(-1, keepdims=True), 1)
     top = jnp.max(scaled, axes, keepdims=True, initial=-jnp.inf, where=visible)
-    out = {"mean": mean, "std": spread_about(mean), "row_std": spread_about(row_mean)}
-    out["max"] = jnp.where(pairs > 0, top, jnp.nan)
+    top = jnp.where(pairs > 0, top, jnp.nan)
+    out = {"mean": mean, "std": spread_about(mean), "row_std": spread_about(row_mean), "max": top}
     return {name: x.squeeze(axes) * size[0] for name, x in out.items()}
 
 
@@ -239,11 +237,16 @@ def _shares(weights: Any) -> tuple[jax.Array, jax.Array]:
 
 def _over_largest(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``x / size``, and ``size [..., 1]``, the largest of ``x [..., S] >= 0``, held constant: so
-    that no sum or square overflows. XLA multiplies by 1 / size; both must be normal numbers."""
-    tiny = float(jnp.finfo(x.dtype).tiny)
+    that no sum or square overflows. XLA multiplies by 1 / size, which must be a normal number."""
     size = lax.stop_gradient(x.max(-1, keepdims=True, initial=0))
-    size = jnp.where(size < tiny, 1, jnp.minimum(size, 1 / tiny))
+    most = 1 / float(jnp.finfo(x.dtype).tiny)
+    size = jnp.where(size < _least(x.dtype), 1, jnp.minimum(size, most))
     return x / size, size
+
+
+def _least(dtype: Any) -> float:
+    """What is smaller is 0: 4e-31 in float32. Its inverse leaves room for sums of derivatives."""
+    return float(jnp.finfo(dtype).tiny) ** 0.8
 
 
 def _flatten(rows: jax.Array, per_head: bool) -> jax.Array:

@@ -117,7 +117,7 @@ def test_entropy_of_exact_zeros_and_of_rows_that_do_not_sum_to_1():
 def test_jacobian_norm_of_saturated_rows_is_exact(rng):
     """The power sums, in fractions: in float32 they cancel to nothing or to less."""
     rows = np.stack(
-        [np.r_[1.0, rng.random(4) * 10.0**-n] for n in range(0, 35, 2)]
+        [np.r_[1.0, rng.random(4) * 10.0**-n] for n in range(0, 29, 2)]
         + [np.full(5, 0.2), [1.0, 1.0, 1e-9, 0, 0], [1.0, 0, 0, 0, 0]]
     ).astype(np.float32)
     rows = rng.permuted(rows, axis=1)
