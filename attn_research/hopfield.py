@@ -100,7 +100,7 @@ def energy(query: Any, key: Any, *, beta: Any, bias: Any = None, mask: Any = Non
     xi = jnp.where(rows[..., None], query.astype(lse.dtype), 0)
     squares = jnp.sum(jnp.square(xi), axis=-1)
     squares = squares if query.ndim == 2 else squares.swapaxes(-1, -2)
-    return clip_finite(squares / 2) - clip_finite(jnp.where(seeing, lse, 0) / beta)
+    return squares / 2 - clip_finite(jnp.where(seeing, lse, 0) / beta)
 
 
 def _check_beta(beta: Any) -> None:

@@ -1,7 +1,7 @@
 """Dense Synthesizer: ``logits[i, j] = (W_2^T relu(W_1^T q_i + b_1) + b_2)_j``, unscaled by default.
 
 Tay, Bahri, Metzler, Juan, Zhao, Zheng 2021, "Synthesizer: Rethinking Self-Attention for
-Transformer Models", section 3.1: each query guesses its row of logits, without looking at the keys.
+Transformer Models": each query guesses its row of logits, without looking at the keys.
 No scale in the paper, so neither has the default here. At most ``max_length`` keys, padding
 included. d = H, the size of the hidden layer. Parameters: ``{"in_kernel" [Dq, H], "in_bias" [H],
 "out_kernel" [H, max_length], "out_bias" [max_length]}``.

@@ -1,7 +1,7 @@
 """Random Synthesizer: ``logits[i, j] = R[i, j]``, a learned matrix; unscaled by default.
 
 Tay, Bahri, Metzler, Juan, Zhao, Zheng 2021, "Synthesizer: Rethinking Self-Attention for
-Transformer Models", section 3.1: one table of logits serves every input. No scale in the paper, so
+Transformer Models": one table of logits serves every input. No scale in the paper, so
 neither has the default here. Queries and keys are not read, only their positions: below
 ``max_length``, padding included. ``score_state``, an integer or one for each batch element, is the
 position of the first query (None is 0), for decoding step by step; a position without a row in R

@@ -140,7 +140,8 @@ def test_energy_of_one_head_and_of_huge_states(draw):
     one = run(query[:, 0], key[:, 0])
     assert one.shape == (3,)
     np.testing.assert_allclose(one, run(query, key)[0], rtol=1e-6)
-    assert not np.isnan(run(query * 1e38, key * 1e38)).any()
+    huge = jax.jit(lambda q, k: energy(q, k, beta=0.1, bias=jnp.full((3, 5), 3e38)))
+    assert not np.isnan(huge(query * 1e38, key * 1e38)).any()
 
 
 def test_separated_patterns_are_retrieved_in_one_step(rng):

@@ -106,6 +106,7 @@ def test_no_state_is_a_state_of_zeros(score, draw, draw_params):
 @pytest.mark.parametrize("score", WITH_MEMORY)
 def test_no_finite_state_gives_nan(score, draw, draw_params, rng):
     drawn, params = draw().cast(jnp.float32), single(draw_params(score, 4, 4, 2))
+    params = jax.tree.map(lambda x: 1e3 * x, params)  # so that products overflow
     signs = jnp.sign(jnp.asarray(rng.normal(size=(2, 2, 5)), jnp.float32))
 
     @jax.jit
