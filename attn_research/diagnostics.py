@@ -6,13 +6,11 @@ N heads as ``[..., N, T, S]``): pure, jit-able, differentiable. They give a numb
 
 - A row counts as **shares**, ``|w_j| / sum_j |w_j|``: entropy is that of the shares. For softmax,
   sparsemax and the like these are the weights themselves (16-bit ones are made to sum to 1 again);
-  rows that do not sum to 1 (sigmoid, relu) are judged by how they spread, not by how much they
-  weigh, and negative weights (differential attention) by their size. ``max_weight`` alone takes
-  the row as it is.
+  rows that do not sum to 1 (sigmoid, relu) are judged by their spread, not by their sum, and
+  negative weights (differential attention) by their size. ``max_weight`` takes the row as it is.
 - A row of zeros (it sees no key) is **dead**: every diagnostic of it is 0, with gradient 0, and
   ``summary`` counts it apart.
-- Means hide saturation: half of the rows may be one-hot while the mean entropy looks healthy. Look
-  at the quantiles in ``summary``.
+- Half of the rows may be one-hot while the mean looks healthy: see the quantiles in ``summary``.
 """
 
 import math
@@ -161,9 +159,8 @@ def summary(
     {'entropy/mean': 0.3466, 'entropy/q0.5': 0.3466, 'rows/alive': 2.0, 'rows/dead': 1.0}
     """
     weights = _check("weights", weights, per_head)
-    for q in quantiles:
-        if not 0 <= q <= 1:
-            raise ValueError(f"quantiles must be in 0 .. 1: got {q}")
+    if not all(0 <= q <= 1 for q in quantiles):
+        raise ValueError(f"quantiles must be in 0 .. 1: got {quantiles}")
     counted = _check_flags("where", where, weights.shape[:-1])
     weights = jnp.where(counted[..., None], weights, 0)
     dead = dead_rows(weights)
