@@ -79,4 +79,6 @@ def _query_dim(score: str, score_params: Any, key_dim: int) -> int:
         shape = jnp.shape((given or {}).get(name, ()))[per_head:]
         if "Dq" in axes and len(shape) == len(axes):
             return shape[axes.index("Dq")]
+        if "Dq+Dk" in axes and len(shape) == len(axes):
+            return max(shape[axes.index("Dq+Dk")] - key_dim, 1)
     return key_dim

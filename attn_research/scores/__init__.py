@@ -6,8 +6,9 @@ A score is a per-position transform followed by a pairwise kernel:
 - a docstring: the formula, the paper, the default scale and why;
 - ``DEFAULT_SCALE``: what ``scale=None`` means ("none", "rsqrt_dim" or "inverse_dim");
 - ``PAIRWISE``: "dot", "additive" (``sum_e v_e tanh(q_e + k_e)``, reads ``params["v"]``),
-  "squared_distance" (``-|q - k|^2``), or a function ``f(params, query [T, E], key [S, E]) ->
-  logits [T, S]`` of one head, which may return -inf for "not visible";
+  "squared_distance" (``-|q - k|^2``, times ``params["factor"]`` if there is one), or a function
+  ``f(params, query [T, E], key [S, E]) -> logits [T, S]`` of one head, which may return -inf for
+  "not visible";
 - ``PARAMS`` and ``OPTIONAL_PARAMS``: parameter names with their axes, ``()`` for a scalar; "Dq",
   "Dk" and "Dq+Dk" are feature sizes, any other name is free but must agree everywhere; ``SAME_DIM =
   True`` if Dq must equal Dk;

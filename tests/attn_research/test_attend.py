@@ -9,6 +9,8 @@ import attn_research as ar
 from attn_research import reference
 
 
+# Tolerances: logits are rounded to about 1e-7 of their size, which is in the hundreds for some drawn
+# parameters (the width of a gaussian), and weights follow.
 def oracle(query, key, value, params=None, **options):
     if isinstance(params, ar.PerHead):
         options |= {"score_params": params.params, "per_head": True}
@@ -46,9 +48,9 @@ def test_every_score_with_mask_bias_scale_and_grouped_heads(
         context, weights, lse = oracle(*drawn, params, score=score, **options)
         options |= {"score": score, "score_params": single(params)}
         got, got_lse, got_weights = everything(query, key, value, **options)
-        np.testing.assert_allclose(got, context, atol=2e-6)
-        np.testing.assert_allclose(got_lse, lse, atol=5e-6)
-        np.testing.assert_allclose(got_weights, weights, atol=2e-6)
+        np.testing.assert_allclose(got, context, atol=1e-5)
+        np.testing.assert_allclose(got_lse, lse, atol=5e-6, rtol=1e-6)
+        np.testing.assert_allclose(got_weights, weights, atol=5e-6)
 
 
 @pytest.mark.parametrize("score", ar.SCORES)
@@ -134,7 +136,7 @@ def test_scale(score, draw, draw_params, key_dim):  # case 8
         given = [*scales[:-1], traced]
         return [ar.attend_with_lse(*drawn.cast(jnp.float32), scale=s, **options)[1] for s in given]
 
-    np.testing.assert_allclose(lses(jnp.float32(0.37)), want, atol=5e-6)
+    np.testing.assert_allclose(lses(jnp.float32(0.37)), want, atol=5e-6, rtol=1e-6)
 
 
 def test_default_scales_are_those_of_the_papers(draw, draw_params):
@@ -198,9 +200,9 @@ def test_vmap_equals_batch_axes_equals_one_by_one(score, draw, draw_params, key_
         return ar.attend(q, k, v, mask=ar.masks.lengths(n) & ar.masks.causal(1), **options)
 
     batched = one(query, key, value, lengths)
-    np.testing.assert_allclose(jax.vmap(one)(query, key, value, lengths), batched, atol=1e-6)
+    np.testing.assert_allclose(jax.vmap(one)(query, key, value, lengths), batched, atol=1e-5)
     alone = [one(query[i], key[i], value[i], lengths[i]) for i in range(3)]
-    np.testing.assert_allclose(batched, jnp.stack(alone), atol=1e-6)
+    np.testing.assert_allclose(batched, jnp.stack(alone), atol=1e-5)
 
 
 @pytest.mark.parametrize("score", ar.SCORES)
@@ -214,4 +216,4 @@ def test_padding_changes_nothing(score, draw, draw_params, key_dim):
     )
     mask = ar.masks.lengths(jnp.array([5, 5]))
     got = everything(query, key, value, mask=mask, **options)[0]
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    np.testing.assert_allclose(got, want, atol=1e-5)
