@@ -9,8 +9,8 @@ import attn_research as ar
 from attn_research import reference
 
 
-# Tolerances: logits are rounded to about 1e-7 of their size, which is in the hundreds for some drawn
-# parameters (the width of a gaussian), and weights follow.
+# Tolerances: logits are rounded to about 1e-7 of their size, which is in the hundreds for some
+# parameters that are drawn (the width of a gaussian), and weights follow.
 def oracle(query, key, value, params=None, **options):
     if isinstance(params, ar.PerHead):
         options |= {"score_params": params.params, "per_head": True}
