@@ -121,6 +121,16 @@ def test_key_lengths_hide_all_that_is_behind_them(score, prepared, draw, draw_pa
         assert np.isfinite(got).all()
 
 
+def test_nan_in_a_value_reaches_exactly_the_queries_that_see_it(draw):
+    query, key, value = draw(batch=(1,), K=1).cast(jnp.float32)
+    want = ar.attend(query, key, value, mask=ar.masks.causal(1))
+    for bad in (np.nan, np.inf):
+        spoiled = value.at[:, 3, :, 0].set(bad)  # seen by row 2 alone
+        got = ar.attend(query, key, spoiled, mask=ar.masks.causal(1))
+        np.testing.assert_array_equal(got[:, :2], want[:, :2])
+        assert np.isnan(got[:, 2]).all()
+
+
 def test_left_padded_causal_batch(draw):  # case 9
     query, key, value = draw(batch=(2,), T=5, S=5).cast(jnp.float32)
     real = jnp.arange(5) >= jnp.array([[2], [0]])
