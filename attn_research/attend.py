@@ -242,7 +242,8 @@ def _context(inputs: Inputs, options: Options) -> tuple[jax.Array, jax.Array]:
         seen = hidden.bad_values & (weights != 0)
         weights = weights * jnp.where(seen, jnp.nan, 1).astype(weights.dtype)
     assert hidden.value is not None
-    context = dense.mix(weights, hidden.value)
+    bounded = normalizers.get(options.normalizer).SUMS_TO_ONE and options.talking_heads is None
+    context = dense.mix(weights, hidden.value, bounded)
     if visible is not None:
         sees_something = visible.any(-1).swapaxes(-1, -2)[..., None]  # [..., T | 1, N | 1, 1]
         context = jnp.where(sees_something, context, 0)

@@ -151,8 +151,8 @@ MUTANTS = [
     Mutant(
         "values of the wrong group",
         "kernels/dense.py",
-        'jnp.einsum("...kgts,...skd->...tkgd", grouped, value)',
-        'jnp.einsum("...kgts,...skd->...tkgd", grouped, value[..., ::-1, :])',
+        'multiply("...kgts,...skd->...tkgd", grouped, value)',
+        'multiply("...kgts,...skd->...tkgd", grouped, value[..., ::-1, :])',
         "attend",
     ),
     Mutant(

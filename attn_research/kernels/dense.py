@@ -108,18 +108,21 @@ def _function(
     return out.astype(wide(dtype, out.dtype))
 
 
-def mix(weights: jax.Array, value: jax.Array) -> jax.Array:
-    """``sum_j weights[..., n, t, j] value[..., j, k, :]`` -> ``[..., T, N, Dv]``."""
+def mix(weights: jax.Array, value: jax.Array, bounded: bool) -> jax.Array:
+    """``sum_j weights[..., n, t, j] value[..., j, k, :]`` -> ``[..., T, N, Dv]``.
+
+    ``bounded`` says that no row of weights sums to more than 1, so that no sum can overflow."""
+    multiply = jnp.einsum if bounded else contract
     dtype = wide(weights.dtype, value.dtype)
     weights, value = weights.astype(dtype), value.astype(dtype)
     heads, key_heads = weights.shape[-3], value.shape[-2]
     if heads == 1:
-        out = jnp.einsum("...ts,...sd->...td", weights[..., 0, :, :], value[..., 0, :])
+        out = multiply("...ts,...sd->...td", weights[..., 0, :, :], value[..., 0, :])
         return out[..., None, :]
     if heads == key_heads:
-        return jnp.einsum("...nts,...snd->...tnd", weights, value)
+        return multiply("...nts,...snd->...tnd", weights, value)
     grouped = weights.reshape(
         *weights.shape[:-3], key_heads, heads // key_heads, *weights.shape[-2:]
     )
-    out = jnp.einsum("...kgts,...skd->...tkgd", grouped, value)
+    out = multiply("...kgts,...skd->...tkgd", grouped, value)
     return out.reshape(*out.shape[:-3], heads, out.shape[-1])

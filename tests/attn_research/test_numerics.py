@@ -202,6 +202,14 @@ def test_finite_inputs_of_any_size(score, masked, draw, draw_params):
         np.testing.assert_allclose(weights.sum(-1), np.broadcast_to(sums, (20, 2, 3)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("normalizer", ar.NORMALIZERS)
+def test_weights_that_are_not_bounded_times_values_of_any_size(normalizer, draw):
+    signs = [jnp.sign(x) for x in draw(N=4, K=2).cast(jnp.float32)]
+    query, key, value = (x * size for x, size in zip(signs, (1e16, 1e16, 1e30), strict=True))
+    context = ar.attend(query, key, value, normalizer=normalizer)
+    assert np.isfinite(context).all()
+
+
 def test_a_finite_logit_never_loses_to_a_masked_one():
     query = jnp.array([[1.0]])
     value = jnp.array([[1.0], [2.0]])
