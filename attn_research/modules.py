@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from attn_research import scores
 from attn_research.cache import KVCache
 from attn_research.masks import Mask
 from attn_research.multi_head import MultiHead, visible_where_not_zero
@@ -104,6 +105,9 @@ class SelfAttention(MultiHead):
             query, key = (self.position_transform(y, positions) for y in (query, key))
         if cache is not None:
             mask = _rows_of(mask, cache, x.shape[-2])
+            if score_state is None and isinstance(self.score, str):
+                if getattr(scores.get(self.score), "STATE", None) == ():
+                    score_state = cache.length  # the position of the first query
             cache = cache.append(key, value)
             self.put_variable("cache", "cached_key", cache.key)
             self.put_variable("cache", "cached_value", cache.value)

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 import attn_research as ar
+from attn_research import scores
 from experiments.config import CELLS, QUERIES, SCALES, ModelConfig, one_of
 from experiments.errors import UserError
 from experiments.models import recurrence, rnn_decoder, scan
@@ -45,7 +46,13 @@ def check(config: ModelConfig) -> None:
     if not 0 <= config.dropout < 1:
         raise UserError(f"model.dropout={config.dropout} is not in [0, 1)")
     attention = config.attention
-    one_of("model.attention.score", attention.score, ("none", *ar.SCORES))
+    stateless = [name for name in ar.SCORES if not hasattr(scores.get(name), "STATE")]
+    if attention.score in ar.SCORES and attention.score not in stateless:
+        raise UserError(
+            f"model.attention.score={attention.score!r} needs a state of the decoder, which this "
+            f"model does not keep; there are none, {', '.join(stateless)}"
+        )
+    one_of("model.attention.score", attention.score, ("none", *stateless))
     one_of("model.attention.query", attention.query, QUERIES)
     one_of("model.attention.normalizer", attention.normalizer, ar.NORMALIZERS)
     try:

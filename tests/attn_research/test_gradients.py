@@ -7,6 +7,7 @@ import pytest
 
 import attn_research as ar
 from attn_research import reference
+from tests.attn_research.oracles import formula
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -46,7 +47,7 @@ def test_every_argument(score, num_heads, draw, draw_params, key_dim, rng):  # c
             inputs["q"],
             inputs["k"],
             inputs["v"],
-            score=score,
+            score=formula(score),
             score_params=inputs["params"],
             per_head=num_heads is not None,
             scale=inputs["scale"],
