@@ -73,8 +73,8 @@ def linear_attention(
     one_head = query.ndim == 2
     if one_head:
         query, key, value = (x[:, None] for x in (query, key, value))
-    validate._check_axes(query, key, value, None, None)
-    shape = validate._logits_shape(query, key, value)
+    validate.check_axes(query, key, value, None, None)
+    shape = validate.logits_shape(query, key, value)
     _check_features(feature_map, query, key)
     offset, visible = _split(mask, shape)
 
@@ -125,10 +125,10 @@ def init_linear_state(
     _, key, value = _arrays(key, key, value)
     if key.ndim < 3:
         raise ValueError(f"key must be [..., S, K, Dk]: got shape {key.shape}")
-    validate._check_axes(key, key, value, None, None)
+    validate.check_axes(key, key, value, None, None)
     _check_features(feature_map, key, key)
     S = key.shape[-3]
-    batch = validate._logits_shape(key, key, value)[:-3]
+    batch = validate.logits_shape(key, key, value)[:-3]
     offset, visible = _split(mask, (*batch, 1, S + 1, S))
     if offset is not None:
         raise ValueError("mask must be the same for all queries: got one with ar.masks.causal")
@@ -166,7 +166,7 @@ def linear_attention_step(
     """
     feature_map = feature_maps.resolve(feature_map)
     query, key, value = _arrays(query, key, value)
-    validate._check_axes(
+    validate.check_axes(
         query[..., None, :, :], key[..., None, :, :], value[..., None, :, :], None, None
     )
     kept = (key.shape[-2], _check_features(feature_map, query, key), value.shape[-1])
@@ -227,18 +227,19 @@ def _split(mask: Any, shape: tuple[int, ...]) -> tuple[Any, jax.Array]:
             )
     if isinstance(offset, jax.Array) or np.ndim(offset):
         offset = jnp.asarray(offset)[..., None, None, None]
-        validate._broadcastable("mask", offset, shape)
+        validate.broadcastable("mask", offset, shape)
         offset = jnp.clip(offset, -T, S)
     elif offset is not None:
         offset = max(-T, min(int(offset), S))
     visible = jnp.ones((1, 1, S), bool) if rest is None else rest.as_array(T, S)
-    visible = validate._broadcastable("mask", visible, shape)
+    visible = validate.broadcastable("mask", visible, shape)
     return offset, jnp.broadcast_to(visible, (*visible.shape[:-1], S))
 
 
 def _arrays(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     query, key, value = (
-        validate._array(name, x) for name, x in (("query", query), ("key", key), ("value", value))
+        validate.floating_array(name, x)
+        for name, x in (("query", query), ("key", key), ("value", value))
     )
     for name, x in (("key", key), ("value", value)):
         if x.ndim != query.ndim:

@@ -105,9 +105,8 @@ class SelfAttention(MultiHead):
             query, key = (self.position_transform(y, positions) for y in (query, key))
         if cache is not None:
             mask = _rows_of(mask, cache, x.shape[-2])
-            if score_state is None and isinstance(self.score, str):
-                if getattr(scores.get(self.score), "STATE", None) == ():
-                    score_state = cache.length  # the position of the first query
+            if score_state is None and scores.state_axes(self.score) == ():
+                score_state = cache.length  # the position of the first query
             cache = cache.append(key, value)
             self.put_variable("cache", "cached_key", cache.key)
             self.put_variable("cache", "cached_value", cache.value)

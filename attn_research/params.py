@@ -178,8 +178,8 @@ def place(
     heads = query.shape[-2]
     if heads != key.shape[-2]:
         key = jnp.repeat(key, heads // key.shape[-2], -2)
-    own = isinstance(params, PerHead) and bool(jax.tree_util.tree_leaves(params))
-    axes = getattr(module, "STATE", ())
+    own = head_count(params) is not None
+    axes = scores.state_axes(score) or ()
     state_axis = axes.index("N") - len(axes) if state is not None and "N" in axes else None
     count = jnp.asarray(count)
     count_axis = -2 if count.ndim > 1 and count.shape[-2] == heads else None

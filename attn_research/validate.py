@@ -52,7 +52,7 @@ class Inputs:
     one_head: bool
 
 
-def _array(name: str, x: Any) -> jax.Array:
+def floating_array(name: str, x: Any) -> jax.Array:
     x = jnp.asarray(x)
     if x.ndim < 2:
         raise ValueError(
@@ -82,9 +82,9 @@ def check(query: Any, key: Any, value: Any, options: Options) -> Inputs:
     transformed = key if isinstance(key, TransformedKeys) else None
     if transformed is not None and transformed.score != score:
         raise ValueError(f"key was transformed for score {transformed.score!r}, not for {score!r}")
-    query = _array("query", query)
-    key = _array("key", key if transformed is None else transformed.keys)
-    value = None if value is None else _array("value", value)
+    query = floating_array("query", query)
+    key = floating_array("key", key if transformed is None else transformed.keys)
+    value = None if value is None else floating_array("value", value)
     others = [("key", key)] + ([] if value is None else [("value", value)])
     for name, x in others:
         if x.ndim != query.ndim:
@@ -99,7 +99,7 @@ def check(query: Any, key: Any, value: Any, options: Options) -> Inputs:
         value = None if value is None else value[:, None]
         if transformed is not None:
             transformed = dataclasses.replace(transformed, bad=transformed.bad[:, None])
-    _check_axes(query, key, value, transformed, score_params)
+    check_axes(query, key, value, transformed, score_params)
     scaling.check(options.scale, query.shape[-2], wide(query.dtype, key.dtype))
     talking_heads.check(options.talking_heads, query.shape[-2])
     key_dim = key.shape[-1] if transformed is None else transformed.key_dim
@@ -109,18 +109,18 @@ def check(query: Any, key: Any, value: Any, options: Options) -> Inputs:
         )
     score_params = parameters.as_arrays(score_params)
 
-    shape = _logits_shape(query, key, value)
+    shape = logits_shape(query, key, value)
     visible = None
     if options.mask is not None:
         visible = masks.as_mask(options.mask).as_array(shape[-2], shape[-1])
-        visible = _broadcastable("mask", visible, shape)
+        visible = broadcastable("mask", visible, shape)
     bias = options.bias
     if bias is not None:
         bias = jnp.asarray(bias)
         if not jnp.issubdtype(bias.dtype, jnp.floating):
             hint = "; a boolean array goes in mask=" if bias.dtype == jnp.bool_ else ""
             raise TypeError(f"bias must be floating: got {bias.dtype}{hint}")
-        bias = _broadcastable("bias", bias, shape)
+        bias = broadcastable("bias", bias, shape)
     _check_state(score, options.score_state, shape)
     return Inputs(query, key, transformed, value, visible, bias, score_params, one_head)
 
@@ -129,7 +129,7 @@ def _check_state(score: Any, state: Any, shape: tuple[int, ...]) -> None:
     """``shape`` is that of the logits."""
     if state is None:
         return
-    axes = getattr(scores.get(score), "STATE", None) if isinstance(score, str) else None
+    axes = scores.state_axes(score)
     if axes is None:
         raise ValueError(f"score_state is not for score {score!r}, which has no state")
     sizes = dict(zip("NTS", shape[-3:], strict=True))
@@ -150,7 +150,7 @@ def _check_state(score: Any, state: Any, shape: tuple[int, ...]) -> None:
         raise TypeError(f"score_state of score {score!r} must be {name}: got {dtype}")
 
 
-def _check_axes(query: Any, key: Any, value: Any, transformed: Any, score_params: Any) -> None:
+def check_axes(query: Any, key: Any, value: Any, transformed: Any, score_params: Any) -> None:
     heads, key_heads = query.shape[-2], key.shape[-2]
     named = parameters.head_count(score_params)
     if named not in (None, heads):
@@ -194,7 +194,7 @@ def _layout_hint(query: Any, key: Any) -> str:
     return _SWAPPED if query.shape[-3] == key.shape[-3] else ""
 
 
-def _logits_shape(query: Any, key: Any, value: Any) -> tuple[int, ...]:
+def logits_shape(query: Any, key: Any, value: Any) -> tuple[int, ...]:
     arrays = [("query", query), ("key", key)] + ([] if value is None else [("value", value)])
     try:
         batch = jnp.broadcast_shapes(*(x.shape[:-3] for _, x in arrays))
@@ -206,7 +206,7 @@ def _logits_shape(query: Any, key: Any, value: Any) -> tuple[int, ...]:
     return (*batch, query.shape[-2], query.shape[-3], key.shape[-3])
 
 
-def _broadcastable(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def broadcastable(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     try:
         fits = jnp.broadcast_shapes(x.shape, shape) == shape
     except ValueError:

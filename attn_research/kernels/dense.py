@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_research.numerics import clip_finite, contract, wide
-from attn_research.params import PerHead
+from attn_research.params import PerHead, head_count
 
 
 def logits(pairwise: Any, params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
@@ -95,7 +95,7 @@ def _function(
     key = jnp.broadcast_to(key.astype(dtype), batch + key.shape[-3:])
     if heads != key_heads:
         key = jnp.repeat(key, heads // key_heads, -2)
-    per_head = isinstance(params, PerHead) and bool(jax.tree_util.tree_leaves(params))
+    per_head = head_count(params) is not None
     mapped = jax.vmap(f, in_axes=(0 if per_head else None, -2, -2), out_axes=0)
     for _ in batch:
         mapped = jax.vmap(mapped, in_axes=(None, 0, 0))

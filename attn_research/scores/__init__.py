@@ -44,3 +44,8 @@ def get(name: Any) -> ModuleType:
     if name not in _MODULES:
         raise ValueError(unknown("score", name, SCORES))
     return _MODULES[name]
+
+
+def state_axes(score: Any) -> tuple[str, ...] | None:
+    """``STATE`` of a score (a name or a function), None if it takes no ``score_state``."""
+    return getattr(get(score), "STATE", None) if isinstance(score, str) else None

@@ -46,7 +46,7 @@ def check(config: ModelConfig) -> None:
     if not 0 <= config.dropout < 1:
         raise UserError(f"model.dropout={config.dropout} is not in [0, 1)")
     attention = config.attention
-    stateless = [name for name in ar.SCORES if not hasattr(scores.get(name), "STATE")]
+    stateless = [name for name in ar.SCORES if scores.state_axes(name) is None]
     if attention.score in ar.SCORES and attention.score not in stateless:
         raise UserError(
             f"model.attention.score={attention.score!r} needs a state of the decoder, which this "

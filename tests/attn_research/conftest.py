@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import pytest
 
-import attn_research as ar
 from attn_research import scores
+from tests.attn_research import oracles
 
 
 @dataclasses.dataclass
@@ -37,13 +37,10 @@ def draw(rng):
 
 @pytest.fixture
 def draw_params(rng):
-    """Parameters of a score as NumPy float64 (filled at random, so that none is zero)."""
+    """``oracles.draw_params`` from this test's seed."""
 
     def draw_params(name, Dq, Dk, num_heads=None, **options):
-        params = ar.init_score(name, jax.random.key(0), Dq, Dk, num_heads=num_heads, **options)
-        leaves = params.params if num_heads else params
-        filled = {k: rng.normal(size=x.shape) * 0.5 for k, x in leaves.items()}
-        return ar.PerHead(filled) if num_heads else filled
+        return oracles.draw_params(name, rng, Dq, Dk, num_heads, **options)
 
     return draw_params
 

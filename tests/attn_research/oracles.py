@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import attn_research as ar
@@ -40,7 +41,7 @@ def _pair_by_pair(score: str) -> Any:
     def logit(params, q, k):
         with jax.enable_x64(True):
             leaves = jax.tree.map(np.asarray, params)
-            query = parameters.transform(score, "query", leaves, jax.numpy.asarray(q)[None, None])
+            query = parameters.transform(score, "query", leaves, jnp.asarray(q)[None, None])
             _, lse = ar.attend_with_lse(
                 q[None], k[None], np.ones((1, 1)), score=score, score_params=leaves, scale="none"
             )
@@ -53,3 +54,28 @@ def default_options(normalizer: str) -> dict[str, Any]:
     """The options that a normalizer has by default, for ``reference.attention``."""
     made = ar.normalizer(normalizer)
     return {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
+
+
+def oracle(drawn, params, **options):
+    """Context and weights by ``reference.attention``."""
+    return reference.attention(*drawn, **as_options(params), **options)[:2]
+
+
+def both(drawn, params, **options):
+    """The same from the library, in the dtype of the inputs."""
+
+    @jax.jit
+    def run(q, k, v, params, state):
+        given = dict(score_params=params, score_state=state, **options)
+        return ar.attend(q, k, v, **given), ar.attention_weights(q, k, **given)
+
+    state = options.pop("score_state", None)
+    return run(*drawn, params, state)
+
+
+def weights_of(query, key, params, **options):
+    return jax.jit(lambda p: ar.attention_weights(query, key, score_params=p, **options))(params)
+
+
+def single(tree):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)

@@ -6,39 +6,12 @@ import numpy as np
 import pytest
 
 import attn_research as ar
-from attn_research import reference
 from attn_research.scores.coverage import coverage_loss
+from tests.attn_research.oracles import both, oracle, single, weights_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 WITH_MEMORY = ("coverage", "location_aware")
-
-
-def oracle(drawn, params, **options):
-    """Context and weights."""
-    per_head = isinstance(params, ar.PerHead)
-    params = params.params if per_head else params
-    return reference.attention(*drawn, score_params=params, per_head=per_head, **options)[:2]
-
-
-def both(drawn, params, **options):
-    """The same from the library, in the dtype of the inputs."""
-
-    @jax.jit
-    def run(q, k, v, params, state):
-        given = dict(score_params=params, score_state=state, **options)
-        return ar.attend(q, k, v, **given), ar.attention_weights(q, k, **given)
-
-    state = options.pop("score_state", None)
-    return run(*drawn, params, state)
-
-
-def weights_of(query, key, params, **options):
-    return jax.jit(lambda p: ar.attention_weights(query, key, score_params=p, **options))(params)
-
-
-def single(tree):
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
 
 
 def test_location_aware_by_hand():

@@ -99,9 +99,7 @@ def test_the_schedule_warms_up_and_decays(config):
     np.testing.assert_allclose(sizes, 0.5 * np.array(want), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "score", ["none", *(s for s in ar.SCORES if not hasattr(scores.get(s), "STATE"))]
-)
+@pytest.mark.parametrize("score", ["none", *(s for s in ar.SCORES if scores.state_axes(s) is None)])
 def test_every_score_learns(config, score, quick_compile):
     """A few steps on one batch lower its loss, with the fixed context and with every score."""
     config.model.attention.score = score
