@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from attn_research.attend import attend
+from attn_research.numerics import clip_finite, contract, wide
+from attn_research.validate import floating_array
 
 
 def differential_attention(
@@ -36,12 +38,12 @@ def differential_attention(
     [0.75 0.5 ]
     """
     halves = [_halves(name, x) for name, x in (("query", query), ("key", key))]
+    value = floating_array("value", value)
     if jnp.ndim(weight) and jnp.shape(weight) != jnp.shape(query)[-2:-1]:
         raise ValueError(
             "weight must be a scalar, or one number for each of the "
             f"{jnp.shape(query)[-2]} heads: got shape {jnp.shape(weight)}"
         )
-    value = jnp.asarray(value)
     dtype = jnp.promote_types(value.dtype, jnp.float32)
     first, second = (
         attend(q, k, value.astype(dtype), **options) for q, k in zip(*halves, strict=True)
@@ -62,12 +64,25 @@ def initial_weight(layer: int) -> float:
 def differential_weight(q_1: Any, k_1: Any, q_2: Any, k_2: Any, initial: Any) -> jax.Array:
     """Lambda from four learned vectors ``[..., d]``: ``exp(q_1 . k_1) - exp(q_2 . k_2) + initial``.
 
+    Computed and returned in at least float32. Exponents above 88 (709 in float64) count as 88, with
+    derivative 0: finite inputs never give NaN.
+
     >>> zeros = jnp.zeros(4)
     >>> print(differential_weight(zeros, zeros, zeros, zeros, 0.2))
     0.2
+    >>> tens = jnp.full(1, 10.0)
+    >>> print(differential_weight(tens, tens, tens, 2 * tens, 0.2))  # exp(100) - exp(200)
+    0.2
     """
-    first, second = (jnp.exp(jnp.sum(q * k, -1)) for q, k in ((q_1, k_1), (q_2, k_2)))
-    return first - second + initial
+    q_1, k_1, q_2, k_2, initial = (jnp.asarray(x) for x in (q_1, k_1, q_2, k_2, initial))
+    dtype = wide(*(x.dtype for x in (q_1, k_1, q_2, k_2, initial)))
+    limit = math.floor(math.log(jnp.finfo(dtype).max))
+
+    def exp_dot(q: jax.Array, k: jax.Array) -> jax.Array:
+        dot = contract("...d,...de->...e", q.astype(dtype), k.astype(dtype)[..., None])[..., 0]
+        return jnp.exp(jnp.minimum(dot, limit))
+
+    return clip_finite(exp_dot(q_1, k_1) - exp_dot(q_2, k_2) + initial)
 
 
 def _halves(name: str, x: Any) -> tuple[jax.Array, jax.Array]:

@@ -1,10 +1,13 @@
 """Differential attention against two maps of the oracle."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attn_research as ar
 from attn_research import differential, reference
 
 
@@ -63,9 +66,45 @@ def test_equal_maps_cancel_and_its_weight(rng):
     np.testing.assert_allclose(got, want + 0.3, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_weight_of_16_bit_vectors_is_wide(dtype, rng):
+    vectors = [jnp.asarray(x, dtype) for x in rng.normal(size=(4, 2, 3))]
+    q_1, k_1, q_2, k_2 = (np.asarray(x, np.float64) for x in vectors)
+    want = np.exp((q_1 * k_1).sum(-1)) - np.exp((q_2 * k_2).sum(-1)) + 0.3
+    got = jax.jit(differential.differential_weight)(*vectors, initial=0.3)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_weight_of_large_vectors_saturates(dtype):
+    weight = functools.partial(differential.differential_weight, initial=0.3)
+    with jax.enable_x64(dtype == "float64"):
+        run = jax.jit(jax.value_and_grad(lambda *x: weight(*x).sum(), range(4)))
+        limit = 709 if dtype == "float64" else 88
+        signs = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [-1, -1, -1, -1]])
+        for size in (5.0, 16.0, 2.0 ** (jnp.finfo(dtype).maxexp - 1)):  # the last one's overflow
+            k = jnp.full((3, 4), size, dtype)
+            q = k * jnp.asarray(signs, dtype)
+            exponents = np.minimum(signs.sum(-1) * min(size, 1e9) ** 2, limit)
+            for q_2, want in ((0 * q, np.exp(exponents) - 0.7), (q, np.full(3, 0.3))):
+                np.testing.assert_allclose(weight(q, k, q_2, k), want, rtol=1e-5)
+                total, grads = run(q, k, q_2, k)
+                assert np.isfinite(total) and all(jnp.isfinite(x).all() for x in grads)
+                cut = exponents == limit  # there the derivative is 0
+                assert cut[0] == (size > 5 or limit == 88)
+                assert not any(np.asarray(x, np.float64)[cut].any() for x in grads[:2])
+
+
 def test_errors(draw):
     query, key, value = draw(Dq=5, Dk=5).cast(jnp.float32)
     with pytest.raises(ValueError, match="query must be .* an even number of features"):
         differential.differential_attention(query, key, value, weight=0.5)
     with pytest.raises(ValueError, match=r"each of the 2 heads: got shape \(3,\)"):
         differential.differential_attention(query[..., :4], key[..., :4], value, weight=jnp.ones(3))
+    query, key, whole = query[..., :4], key[..., :4], (10 * value).astype(jnp.int32)
+    for f in (ar.attend, functools.partial(differential.differential_attention, weight=0.5)):
+        with pytest.raises(
+            TypeError, match=r"value must be floating: got int32; use value.astype\(jnp.float32\)$"
+        ):
+            f(query, key, whole)
