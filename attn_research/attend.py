@@ -66,7 +66,8 @@ def attend(
       float32 for 16-bit inputs, float64 if query, key or a parameter is float64. A query that sees
       no key gets 0, and no gradient flows through it. Keys and values which a query does not see do
       not influence it or its gradient, whatever they hold; NaN in what it does see makes its
-      result NaN. Finite inputs never give NaN: logits too large for the dtype saturate.
+      result NaN, at weight 0 too. Finite inputs never give NaN: what is too large for the dtype
+      saturates.
 
     >>> q, k, v = jnp.eye(2), jnp.eye(2), jnp.array([[1.0], [3.0]])
     >>> print(attend(q, k, v, scale=1.0).round(4)[:, 0])
@@ -204,7 +205,9 @@ def _weights(
     key = hidden.key
     if not hidden.transformed:
         key = parameters.transform_for_heads(score, score_params, key)
-    dim, keys, visible = query.shape[-1], key.shape[-3], hidden.visible
+    dim, keys = query.shape[-1], key.shape[-3]
+    mixing = options.talking_heads
+    visible = talking_heads.visible_to_all(mixing, hidden.visible)
     count = keys if visible is None else scaling.count_visible(visible, keys)
     query, key = parameters.place(score, score_params, query, key, options.score_state, count)
     pairwise, pairwise_params = parameters.pairwise(score, score_params)
@@ -212,6 +215,7 @@ def _weights(
     if callable(pairwise):
         kept = logits != -jnp.inf
         visible = kept if visible is None else visible & kept
+        visible = talking_heads.visible_to_all(mixing, visible)
         logits = numerics.clip_finite(jnp.where(kept, logits, 0))
     logits = scaling.apply(logits, options.scale, default, dim, visible)
     if options.softcap is not None:
@@ -219,10 +223,7 @@ def _weights(
         logits = cap * jnp.tanh(logits / cap)
     if hidden.bias is not None:
         logits = numerics.clip_finite(logits + hidden.bias.astype(logits.dtype))
-    mixing = options.talking_heads or talking_heads.TalkingHeads()
-    if mixing.before is not None or mixing.after is not None:
-        visible = None if visible is None else visible.all(-3, keepdims=True)
-    logits = talking_heads.mix(mixing.before, logits)
+    logits = talking_heads.mix_logits(mixing, logits)
     if hidden.bad_pairs is not None:
         logits = jnp.where(hidden.bad_pairs, jnp.nan, logits)
     if visible is not None:
@@ -230,7 +231,7 @@ def _weights(
     if not logits.shape[-1]:
         return logits, jnp.full(logits.shape[:-1], -jnp.inf, logits.dtype), visible
     weights, lse = normalizers.get(options.normalizer).normalize_with_lse(logits)
-    weights = talking_heads.mix(mixing.after, weights)
+    weights = talking_heads.mix_weights(mixing, weights)
     return dropout.drop(weights, options.dropout_rate, options.dropout_key), lse, visible
 
 
@@ -239,10 +240,12 @@ def _context(inputs: Inputs, options: Options) -> tuple[jax.Array, jax.Array]:
     hidden = _hide(inputs, options)
     weights, lse, visible = _weights(hidden, inputs, options)
     if hidden.bad_values is not None:
-        seen = hidden.bad_values & (weights != 0)
+        seen = hidden.bad_values if visible is None else hidden.bad_values & visible
         weights = weights * jnp.where(seen, jnp.nan, 1).astype(weights.dtype)
     assert hidden.value is not None
-    bounded = normalizers.get(options.normalizer).SUMS_TO_ONE and options.talking_heads is None
+    undropped = isinstance(options.dropout_rate, float | int) and options.dropout_rate == 0
+    bounded = undropped and options.talking_heads is None
+    bounded = bounded and normalizers.get(options.normalizer).SUMS_TO_ONE
     context = dense.mix(weights, hidden.value, bounded)
     if visible is not None:
         sees_something = visible.any(-1).swapaxes(-1, -2)[..., None]  # [..., T | 1, N | 1, 1]

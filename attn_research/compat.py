@@ -34,8 +34,8 @@ def dot_product_attention(
     """``jax.nn.dot_product_attention``, argument for argument.
 
     Args:
-      query, key, value: ``[B, T, N, H]``, ``[B, S, K, H]``, ``[B, S, K, Dv]``, or without B; N a
-        multiple of K.
+      query, key, value: ``[B, T, N, H]``, ``[B, S, K, H]``, ``[B, S, K, Dv]``, or without B, which
+        is then 1 for the arguments below; N a multiple of K.
       bias, mask: numbers to add, booleans (True is visible), broadcastable to ``[B, N, T, S]``.
       scale: of the logits, by default 1/sqrt(H).
       is_causal: query i sees the keys j <= i.
@@ -47,7 +47,7 @@ def dot_product_attention(
       return_residual: also return the log-sum-exp ``[B, T, N]``, in at least float32.
 
     Returns:
-      ``[B, T, N, Dv]`` in the dtype of ``value``.
+      ``[B, T, N, Dv]`` in the dtype of ``value``, without B if ``query`` has none.
 
     >>> q = k = v = jnp.eye(2)[:, None]  # [T, N, H]
     >>> print(dot_product_attention(q, k, v, is_causal=True)[:, 0].round(4))
@@ -56,6 +56,17 @@ def dot_product_attention(
     """
     if implementation == "cudnn":
         raise ValueError(unknown("implementation", "cudnn", ("xla", "dense")))
+    given = jnp.asarray(query)
+    query, key, value = (_four_axes(x) for x in (query, key, value))
+    if given.ndim < 4:
+        for name, x in (("key", key), ("value", value)):
+            if x.shape[:-3] != (1,):
+                raise ValueError(
+                    f"query of shape {list(given.shape)} has no batch axis, {name} has: got "
+                    f"{list(x.shape)}"
+                )
+    if bias is not None and jnp.issubdtype(jnp.asarray(bias).dtype, jnp.integer):
+        bias = jnp.asarray(bias, jnp.float32)
     visible = None if mask is None else masks.as_mask(mask)
 
     def see(more: masks.Mask) -> None:
@@ -71,7 +82,7 @@ def dot_product_attention(
     if key_value_seq_lengths is not None:
         see(masks.lengths(key_value_seq_lengths))
     if query_seq_lengths is not None:
-        real = jnp.arange(jnp.shape(query)[-3]) < jnp.asarray(query_seq_lengths)[..., None]
+        real = jnp.arange(query.shape[-3]) < jnp.asarray(query_seq_lengths)[..., None]
         see(masks.dense(real[..., None, :, None]))
     options: Any = dict(
         scale=scale,
@@ -80,9 +91,16 @@ def dot_product_attention(
         implementation="dense" if implementation == "xla" else implementation,
     )
     if not return_residual:
-        return attend(query, key, value, **options)
+        context = attend(query, key, value, **options)
+        return context.reshape(*given.shape[:-1], -1) if given.ndim < 4 else context
     context, lse = attend_with_lse(query, key, value, **options)
     return context, lse.swapaxes(-1, -2)
+
+
+def _four_axes(x: Any) -> jax.Array:
+    """As ``jax.nn`` does it: axes of 1 before those that are there."""
+    x = jnp.asarray(x)
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
 def flax_attention_fn(**options: Any) -> Callable[..., jax.Array]:

@@ -29,6 +29,11 @@ def clip_finite(x: jax.Array) -> jax.Array:
     return jnp.clip(x, -top, top)
 
 
+def grow(x: jax.Array, power: Any) -> jax.Array:
+    """``x * power``: where that overflows, the largest finite number; what is inf already stays."""
+    return jnp.where(jnp.isfinite(x), clip_finite(x * power), x)
+
+
 def clean(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Splits ``x [..., D]`` into vectors that are finite and the flag ``[...]`` of those that were
     not (these become ``HARMLESS``), so that what they spoil can be decided pair by pair."""
@@ -78,7 +83,7 @@ def contract(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
     small = jnp.clip(x, -top, top) / power.astype(x.dtype)
     left, out = spec.split(",")[0], spec.split("->")[1]
     power = jnp.einsum(f"{left}->{out[:-1]}{left[-1]}", power)
-    return clip_finite(_plain(spec, small, y) * power)
+    return grow(_plain(spec, small, y), power)
 
 
 @functools.partial(contract.defjvp, symbolic_zeros=True)

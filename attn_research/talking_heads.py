@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attn_research.numerics import contract
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +47,26 @@ def check(talking_heads: Any, num_heads: int) -> None:
             )
 
 
-def mix(matrix: Any, x: jax.Array) -> jax.Array:
+def visible_to_all(mixing: TalkingHeads | None, visible: Any) -> Any:
+    """``visible [..., N | 1, T, S]``, or None for all: if heads are mixed, what all of them see."""
+    mixes = mixing is not None and not (mixing.before is None and mixing.after is None)
+    return visible.all(-3, keepdims=True) if mixes and visible is not None else visible
+
+
+def mix_logits(mixing: TalkingHeads | None, logits: jax.Array) -> jax.Array:
+    """``[..., N, T, S]``, mixed before the normalizer."""
+    return logits if mixing is None else _mix(mixing.before, logits)
+
+
+def mix_weights(mixing: TalkingHeads | None, weights: jax.Array) -> jax.Array:
+    """``[..., N, T, S]``, mixed after it."""
+    return weights if mixing is None else _mix(mixing.after, weights)
+
+
+def _mix(matrix: Any, x: jax.Array) -> jax.Array:
     """``x [..., M, T, S]`` -> ``[..., N, T, S]``; ``x`` itself if ``matrix`` is None."""
     if matrix is None:
         return x
-    return jnp.einsum("mn,...mts->...nts", jnp.asarray(matrix).astype(x.dtype), x)
+    x = jnp.moveaxis(x, -3, 0)
+    mixed = contract("nm,mp->np", jnp.asarray(matrix).astype(x.dtype).T, x.reshape(x.shape[0], -1))
+    return jnp.moveaxis(mixed.reshape(x.shape), 0, -3)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attn_research.numerics import clip_finite, contract, wide
+from attn_research.numerics import clip_finite, contract, grow, wide
 from attn_research.params import PerHead, head_count
 
 
@@ -109,12 +109,18 @@ def _function(
 
 
 def mix(weights: jax.Array, value: jax.Array, bounded: bool) -> jax.Array:
-    """``sum_j weights[..., n, t, j] value[..., j, k, :]`` -> ``[..., T, N, Dv]``.
+    """``sum_j weights[..., n, t, j] value[..., j, k, :]`` -> ``[..., T, N, Dv]``; saturates.
 
-    ``bounded`` says that no row of weights sums to more than 1, so that no sum can overflow."""
-    multiply = jnp.einsum if bounded else contract
+    ``bounded`` says that no row of weights sums to more than 1, but for rounding: then no sum of
+    their halves overflows."""
     dtype = wide(weights.dtype, value.dtype)
     weights, value = weights.astype(dtype), value.astype(dtype)
+    if bounded:
+        return grow(_mix(jnp.einsum, weights / 2, value), 2)
+    return _mix(contract, weights, value)
+
+
+def _mix(multiply: Callable[..., jax.Array], weights: jax.Array, value: jax.Array) -> jax.Array:
     heads, key_heads = weights.shape[-3], value.shape[-2]
     if heads == 1:
         out = multiply("...ts,...sd->...td", weights[..., 0, :, :], value[..., 0, :])

@@ -270,3 +270,35 @@ def test_masked_keys_reach_no_user_function_that_has_no_derivative_at_zero(rng, 
         assert np.isfinite(dq).all() and np.isfinite(dk).all() and not dk[1, 3:].any()
         deleted = jax.grad(loss)(query.at[0].set(0.5), key.at[1, 3:].set(1.0))
         np.testing.assert_allclose(dq[1], deleted[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_means_of_the_largest_values_saturate(heads, rate, draw, rng):
+    query, key, _ = draw(N=heads, S=37).cast(jnp.float32)
+    top = float(jnp.finfo(jnp.float32).max)
+    value = jnp.full((2, 37, heads, 3), top) * jnp.array([1, -1, 1])
+    got = ar.attend(query, key, value, dropout_rate=rate, dropout_key=jax.random.key(0))
+    assert np.isfinite(got).all()
+    if not rate:
+        np.testing.assert_allclose(np.asarray(got) / top, np.asarray(value[:, :3]) / top, rtol=1e-5)
+
+
+MASKS = {
+    "none": None,
+    "rows": np.ones((1, 5), bool),
+    "pairs": np.ones((3, 5), bool),
+    "bias": np.zeros((3, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("normalizer", ["softmax", "sparsemax"])
+def test_nan_in_a_visible_value_shows_at_weight_zero_too(normalizer, kind, draw):
+    query, key, value = draw(batch=()).cast(jnp.float32)
+    query, key = jnp.abs(query) + 1, key.at[0].set(100.0)  # which takes all the weight
+    given = {"bias" if kind == "bias" else "mask": MASKS[kind]}
+    got = ar.attend(
+        query, key, value.at[4, 0].set(jnp.nan), normalizer=normalizer, scale=10.0, **given
+    )
+    np.testing.assert_array_equal(np.isnan(got).any(-1), [[True, False]] * 3)

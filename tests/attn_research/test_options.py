@@ -175,3 +175,29 @@ def test_gradient_through_dropout(draw):
         along = (jax.grad(loss)(q) * step).sum()
         ends = loss(q + 1e-6 * step), loss(q - 1e-6 * step)
         assert float(along) == pytest.approx(float(ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
+
+
+def test_log_n_counts_what_all_of_the_mixed_heads_see(draw, rng):
+    query, key, value = draw(batch=()).cast(jnp.float32)
+    visible = np.ones((2, 3, 5), bool)
+    visible[0, :, 3:] = visible[1, 1, 0] = False
+    options = dict(scale="log_n", talking_heads=ar.TalkingHeads(before=rng.normal(size=(2, 2))))
+    for given in (dict(mask=visible), dict(bias=np.where(visible, 0, -np.inf))):
+        got = ar.attend(query, key, value, **given, **options)
+        want = ar.attend(query, key, value, mask=visible.all(0), **options)
+        np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_mixed_heads_saturate(side, draw):
+    query, key, value = (1e19 * x for x in draw().cast(jnp.float32))
+    heads = ar.TalkingHeads(**{side: 1e30 * jnp.array([[1.0, -1.0], [2.0, -2.0]])})
+
+    def run(*x):
+        return ar.attend(*x, talking_heads=heads, mask=ar.masks.causal())
+
+    assert np.isfinite(run(query, key, value)).all()
+    grads = jax.grad(lambda *x: run(*x).sum(), argnums=(0, 1))(query, key, value)
+    assert not any(np.isnan(g).any() for g in grads)
+    lse = ar.attend_with_lse(query, key, value, talking_heads=heads)[1]
+    assert np.isfinite(lse).all()  # a logit below all numbers is not masked
