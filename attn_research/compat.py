@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from attn_research import masks
 from attn_research.attend import attend, attend_with_lse, attention_weights
 from attn_research.folders import unknown
+from attn_research.numerics import wide
 
 
 def dot_product_attention(
@@ -56,17 +57,17 @@ def dot_product_attention(
     """
     if implementation == "cudnn":
         raise ValueError(unknown("implementation", "cudnn", ("xla", "dense")))
-    given = jnp.asarray(query)
+    shape = jnp.shape(query)
     query, key, value = (_four_axes(x) for x in (query, key, value))
-    if given.ndim < 4:
+    if len(shape) < 4:
         for name, x in (("key", key), ("value", value)):
             if x.shape[:-3] != (1,):
                 raise ValueError(
-                    f"query of shape {list(given.shape)} has no batch axis, {name} has: got "
-                    f"{list(x.shape)}"
+                    f"query has no batch axis, {name} has one that is not 1: query is "
+                    f"{list(shape)}, {name} {list(x.shape)}"
                 )
-    if bias is not None and jnp.issubdtype(jnp.asarray(bias).dtype, jnp.integer):
-        bias = jnp.asarray(bias, jnp.float32)
+    if bias is not None and jnp.issubdtype(jnp.result_type(bias), jnp.integer):
+        bias = jnp.asarray(bias).astype(wide(query.dtype))
     visible = None if mask is None else masks.as_mask(mask)
 
     def see(more: masks.Mask) -> None:
@@ -90,11 +91,16 @@ def dot_product_attention(
         mask=visible,
         implementation="dense" if implementation == "xla" else implementation,
     )
-    if not return_residual:
+    lse = None
+    if return_residual:
+        context, lse = attend_with_lse(query, key, value, **options)
+        lse = lse.swapaxes(-1, -2)
+    else:
         context = attend(query, key, value, **options)
-        return context.reshape(*given.shape[:-1], -1) if given.ndim < 4 else context
-    context, lse = attend_with_lse(query, key, value, **options)
-    return context, lse.swapaxes(-1, -2)
+    if len(shape) < 4:
+        context = context.reshape(*shape[:-1], context.shape[-1])
+        lse = None if lse is None else lse.reshape(shape[:-1])
+    return context if lse is None else (context, lse)
 
 
 def _four_axes(x: Any) -> jax.Array:

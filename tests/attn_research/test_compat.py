@@ -1,5 +1,6 @@
 """In the place of jax.nn's and Flax's attention."""
 
+import functools
 import inspect
 
 import flax.linen as nn
@@ -127,6 +128,49 @@ def test_without_batch_axis_under_vmap_and_by_implementation(draw):
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def without_batch(rng, axes):
+    """Arguments that ``jax.nn.dot_product_attention`` takes without a batch axis."""
+    T, N = (5, 4) if axes > 2 else (1, 5)
+    shapes = {4: (1, 5, 4, 8), 3: (5, 4, 8), 2: (5, 8)}
+    arrays = {n: jnp.asarray(rng.normal(size=shapes[axes]), jnp.float32) for n in ("q", "k", "v")}
+    see = rng.random((N, T, T)) < 0.7
+    see |= np.eye(T, dtype=bool)
+    lengths = dict(
+        query_seq_lengths=jnp.array([T - 1]), key_value_seq_lengths=jnp.array([T - T // 3])
+    )
+    bias = jnp.asarray(rng.normal(size=(1, N, T, T)), jnp.float32)
+    yield arrays, dict(lengths, is_causal=True, local_window_size=2)
+    yield arrays, dict(mask=see[None], bias=bias, return_residual=True)
+    yield arrays, dict(mask=see, bias=bias[0], **lengths)
+    yield arrays, dict(mask=see[None, :1], bias=bias[:, :, :1], scale=0.3)
+    yield arrays, dict(mask=see[0], bias=jnp.arange(T))  # [T, S] and integers [S]
+
+
+@pytest.mark.parametrize("axes", [4, 3, 2])
+def test_without_batch_axis_all_that_jax_accepts(axes, rng):
+    for arrays, given in without_batch(rng, axes):
+        results = []
+        for f in (compat.dot_product_attention, jax.nn.dot_product_attention):
+            run = jax.jit(functools.partial(f, **given))
+            results.append(run(*arrays.values()))
+        for got, want in zip(*map(jax.tree.leaves, results), strict=True):
+            assert got.shape == want.shape
+            np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+def test_query_without_batch_axis_and_others_with(rng):
+    q = jnp.asarray(rng.normal(size=(3, 2, 4)), jnp.float32)
+    for k in (q[None], jnp.stack([q, q])):
+        if len(k) == 1:
+            want = jax.nn.dot_product_attention(q, k, k)
+            got = compat.dot_product_attention(q, k, k)
+            assert got.shape == want.shape
+            np.testing.assert_allclose(got, want, atol=1e-6)
+        else:
+            with pytest.raises(ValueError, match=r"query is \[3, 2, 4\], key \[2, 3, 2, 4\]"):
+                compat.dot_product_attention(q, k, k)
+
+
 def test_in_linen(causal, rng):
     x = jnp.asarray(rng.normal(size=(2, 5, 8)), jnp.float32)
     mask = nn.make_causal_mask(x[..., 0]) if causal else None
