@@ -127,7 +127,6 @@ def test_without_batch_axis_under_vmap_and_by_implementation(draw):
         compat.dot_product_attention(q, k, v, implementation="cudnn")
 
 
-@pytest.mark.parametrize("causal", [False, True])
 def without_batch(rng, axes):
     """Arguments that ``jax.nn.dot_product_attention`` takes without a batch axis."""
     T, N = (5, 4) if axes > 2 else (1, 5)
@@ -171,6 +170,7 @@ def test_query_without_batch_axis_and_others_with(rng):
                 compat.dot_product_attention(q, k, k)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 def test_in_linen(causal, rng):
     x = jnp.asarray(rng.normal(size=(2, 5, 8)), jnp.float32)
     mask = nn.make_causal_mask(x[..., 0]) if causal else None
