@@ -191,6 +191,35 @@ def test_self_attention_in_pieces(options, rng):
             assert held["cache"]["cache_index"] == T
 
 
+# All scores but those whose state is of the keys, such as the weights of earlier steps.
+DECODABLE = {name: (name, {}) for name in ar.SCORES if not scores.state_axes(name)}
+DECODABLE["local-m"] = "local", {"predict": False}
+
+
+@pytest.mark.parametrize("variant", DECODABLE)
+def test_any_score_one_by_one(variant, rng):
+    score, score_options = DECODABLE[variant]
+    options = dict(num_heads=2, score=score, score_options=score_options)
+    layer = ar.SelfAttention(decode=True, **options)
+    x = jnp.asarray(rng.normal(size=(1, 16, 4)), jnp.float32)  # more than the window of local
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), x)
+    params = jax.tree.map(lambda p: jnp.float32(rng.normal(size=p.shape) / 2), shapes["params"])
+    empty = jax.tree.map(lambda p: jnp.zeros(p.shape, p.dtype), shapes["cache"])
+
+    @jax.jit
+    def one_by_one(params, cache, x):
+        def step(cache, x):
+            held = {"params": params, "cache": cache}
+            out, new = layer.apply(held, x[:, None], mutable=["cache"])
+            return new["cache"], out[:, 0]
+
+        return jax.lax.scan(step, cache, x.swapaxes(0, 1))[1].swapaxes(0, 1)
+
+    whole = jax.jit(ar.SelfAttention(**options).apply)
+    want = whole({"params": params}, x, mask=ar.masks.causal())
+    np.testing.assert_allclose(one_by_one(params, empty, x), want, atol=2e-5)
+
+
 def test_masks_and_biases_of_the_calls(rng):
     """A mask from ar.masks is of the whole sequence, an array of this call's queries."""
     layer = ar.SelfAttention(num_heads=2, decode=True)
