@@ -20,10 +20,15 @@ from typing import TYPE_CHECKING, Any
 from attn_research import compat, diagnostics, masks, positions, theory
 from attn_research.attend import attend, attend_with_lse, attention_weights
 from attn_research.cache import KVCache
-from attn_research.differential import differential_attention
-from attn_research.feature_maps import Performer
+from attn_research.differential import differential_attention, differential_weight
+from attn_research.feature_maps import Performer, elu_plus_one, random_features
 from attn_research.hopfield import hopfield
-from attn_research.linear import init_linear_state, linear_attention, linear_attention_step
+from attn_research.linear import (
+    LinearState,
+    init_linear_state,
+    linear_attention,
+    linear_attention_step,
+)
 from attn_research.normalizers import NORMALIZERS, normalizer
 from attn_research.params import PerHead, init_score
 from attn_research.scaling import log_n
@@ -41,6 +46,7 @@ __all__ = [
     "SCORES",
     "CrossAttention",
     "KVCache",
+    "LinearState",
     "PerHead",
     "Performer",
     "SelfAttention",
@@ -53,6 +59,8 @@ __all__ = [
     "compat",
     "diagnostics",
     "differential_attention",
+    "differential_weight",
+    "elu_plus_one",
     "hopfield",
     "init_linear_state",
     "init_score",
@@ -62,6 +70,7 @@ __all__ = [
     "masks",
     "normalizer",
     "positions",
+    "random_features",
     "theory",
     "transform_keys",
 ]

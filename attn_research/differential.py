@@ -23,7 +23,7 @@ def differential_attention(
       query, key: ``[..., T, N, 2 d]``, ``[..., S, K, 2 d]``: q_1 and k_1 are the first d features,
         q_2 and k_2 the others (``[T, 2 d]``, ``[S, 2 d]`` for one head).
       value: ``[..., S, K, Dv]``; 2 d features in the paper.
-      weight: lambda, a scalar or ``[N]``, usually learned: see ``differential_weight``.
+      weight: lambda, a scalar or ``[N]``, usually learned: see ``ar.differential_weight``.
       **options: of ``attend``; ``score_params`` are used for both maps.
 
     Returns:
@@ -64,8 +64,9 @@ def initial_weight(layer: int) -> float:
 def differential_weight(q_1: Any, k_1: Any, q_2: Any, k_2: Any, initial: Any) -> jax.Array:
     """Lambda from four learned vectors ``[..., d]``: ``exp(q_1 . k_1) - exp(q_2 . k_2) + initial``.
 
-    Computed and returned in at least float32. Exponents above 88 (709 in float64) count as 88, with
-    derivative 0: finite inputs never give NaN.
+    ``initial`` is a constant: the paper's is ``initial_weight(layer)``. Computed and returned in at
+    least float32. Exponents above 88 (709 in float64) count as 88, with derivative 0: finite inputs
+    never give NaN.
 
     >>> zeros = jnp.zeros(4)
     >>> print(differential_weight(zeros, zeros, zeros, zeros, 0.2))

@@ -41,9 +41,10 @@ def linear_attention(
       key: ``[..., S, K, Dk]`` or ``[S, Dk]``; N is a multiple of K: query head n reads key head
         ``n // (N / K)``.
       value: ``[..., S, K, Dv]`` or ``[S, Dv]``.
-      feature_map: ``"elu_plus_one"``; ``Performer``, which estimates softmax attention; or a
-        function phi from ``[..., D]`` to ``[..., F]``, with ``phi(q) . phi(k) > 0`` (a query for
-        which all of these are 0 gets 0). It is given float32 or float64.
+      feature_map: ``"elu_plus_one"``; ``ar.Performer(ar.random_features(rng, D, m))``, which
+        estimates softmax attention; or a function phi from ``[..., D]`` to ``[..., F]``, with
+        ``phi(q) . phi(k) > 0`` (a query for which all of these are 0 gets 0). It is given float32
+        or float64.
       mask: None; one that is the same for all queries (``ar.masks.lengths``, or an array ``[...,
         1, S]``); ``ar.masks.causal``, with any offset; or these combined with ``&``.
       chunk_size: a power of two: positions that a causal mask works on at once. It changes speed
@@ -108,7 +109,7 @@ def linear_attention(
 def init_linear_state(
     key: Any, value: Any, *, feature_map: Any = "elu_plus_one", mask: Any = None
 ) -> LinearState:
-    """The state after the keys of a prompt; with S = 0, that before the first key.
+    """The ``ar.LinearState`` after the keys of a prompt; with S = 0, that before the first key.
 
     Args:
       key: ``[..., S, K, Dk]``.

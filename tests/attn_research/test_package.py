@@ -2,8 +2,10 @@
 
 import doctest
 import importlib
+import operator
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +41,14 @@ def test_the_public_names_exist():
     assert all(hasattr(ar, name) for name in ar.__all__)
     with pytest.raises(AttributeError, match="no attribute 'atend'"):
         ar.atend  # noqa: B018
+
+
+def test_the_names_that_texts_mention_exist():
+    files = [ROOT / "README.md", *Path(ar.__path__[0]).rglob("*.py")]
+    for file in files:
+        for name in re.findall(r"\bar\.([a-zA-Z_]\w*(?:\.\w+)*)", file.read_text()):
+            assert name.split(".")[0] in ar.__all__, f"{file.name}: ar.{name} is not public"
+            operator.attrgetter(name)(ar)
 
 
 def test_importing_does_no_work():
