@@ -1,19 +1,13 @@
-"""The public entry: validate -> score -> scale -> bias -> mask -> normalize -> mix.
-
-What keeps masked positions from leaking, forward and backward, is ``hide.py``; the rest is a
-straight line.
-"""
+"""The public entry: what is asked for is checked (``validate.py``), then computed
+(``compute.py``)."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attn_research import dropout, normalizers, numerics, scaling, scores, talking_heads
-from attn_research import params as parameters
-from attn_research.hide import Hidden, hide
-from attn_research.kernels import dense
-from attn_research.validate import Inputs, Options, check
+from attn_research import compute
+from attn_research.validate import Options, check
 
 
 def attend(
@@ -92,7 +86,7 @@ def attend(
         implementation,
     )
     inputs = check(query, key, value, options)
-    return _context(inputs, options)[0]
+    return compute.context(inputs, options)
 
 
 def attention_weights(
@@ -137,7 +131,7 @@ def attention_weights(
         implementation,
     )
     inputs = check(query, key, None, options)
-    weights = _weights(_hide(inputs, options), inputs, options)[0]
+    weights = compute.weights(inputs, options)
     return weights[0] if inputs.one_head else weights
 
 
@@ -185,70 +179,5 @@ def attend_with_lse(
         implementation,
     )
     inputs = check(query, key, value, options)
-    context, lse = _context(inputs, options)
+    context, lse = compute.context_and_lse(inputs, options)
     return context, (lse[0] if inputs.one_head else lse)
-
-
-def _hide(inputs: Inputs, options: Options) -> Hidden:
-    named = isinstance(options.score, str)
-    pairwise = scores.get(options.score).PAIRWISE if named else options.score
-    return hide(inputs, score_may_hide=callable(pairwise))
-
-
-def _weights(
-    hidden: Hidden, inputs: Inputs, options: Options
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Weights ``[..., N, T, S]``, lse ``[..., N, T]``, and which pairs are visible."""
-    score, score_params = options.score, inputs.score_params
-    default = scores.get(score).DEFAULT_SCALE if isinstance(score, str) else "none"
-    query = parameters.transform(score, "query", score_params, hidden.query)
-    key = hidden.key
-    if not hidden.transformed:
-        key = parameters.transform_for_heads(score, score_params, key)
-    dim, keys = query.shape[-1], key.shape[-3]
-    mixing = options.talking_heads
-    visible = talking_heads.visible_to_all(mixing, hidden.visible)
-    count = keys if visible is None else scaling.count_visible(visible, keys)
-    query, key = parameters.place(score, score_params, query, key, options.score_state, count)
-    pairwise, pairwise_params = parameters.pairwise(score, score_params)
-    logits = dense.logits(pairwise, pairwise_params, query, key)
-    if callable(pairwise):
-        kept = logits != -jnp.inf
-        visible = kept if visible is None else visible & kept
-        visible = talking_heads.visible_to_all(mixing, visible)
-        logits = numerics.clip_finite(jnp.where(kept, logits, 0))
-    logits = scaling.apply(logits, options.scale, default, dim, visible)
-    if options.softcap is not None:
-        cap = jnp.asarray(options.softcap).astype(logits.dtype)
-        logits = cap * jnp.tanh(logits / cap)
-    if hidden.bias is not None:
-        logits = numerics.clip_finite(logits + hidden.bias.astype(logits.dtype))
-    logits = talking_heads.mix_logits(mixing, logits)
-    if hidden.bad_pairs is not None:
-        logits = jnp.where(hidden.bad_pairs, jnp.nan, logits)
-    if visible is not None:
-        logits = jnp.where(visible, logits, -jnp.inf)
-    if not logits.shape[-1]:
-        return logits, jnp.full(logits.shape[:-1], -jnp.inf, logits.dtype), visible
-    weights, lse = normalizers.get(options.normalizer).normalize_with_lse(logits)
-    weights = talking_heads.mix_weights(mixing, weights)
-    return dropout.drop(weights, options.dropout_rate, options.dropout_key), lse, visible
-
-
-def _context(inputs: Inputs, options: Options) -> tuple[jax.Array, jax.Array]:
-    """Context ``[..., T, N, Dv]`` (``[T, Dv]``) in the dtype of value, and lse ``[..., N, T]``."""
-    hidden = _hide(inputs, options)
-    weights, lse, visible = _weights(hidden, inputs, options)
-    if hidden.bad_values is not None:
-        seen = hidden.bad_values if visible is None else hidden.bad_values & visible
-        weights = weights * jnp.where(seen, jnp.nan, 1).astype(weights.dtype)
-    assert hidden.value is not None
-    undropped = isinstance(options.dropout_rate, float | int) and options.dropout_rate == 0
-    bounded = undropped and options.talking_heads is None
-    bounded = bounded and normalizers.get(options.normalizer).SUMS_TO_ONE
-    context = dense.mix(weights, hidden.value, bounded)
-    if visible is not None:
-        sees_something = visible.any(-1).swapaxes(-1, -2)[..., None]  # [..., T | 1, N | 1, 1]
-        context = jnp.where(sees_something, context, 0)
-    context = context.astype(hidden.value.dtype)
-    return (context[:, 0] if inputs.one_head else context), lse

@@ -40,7 +40,7 @@ def hide(inputs: Inputs, score_may_hide: bool = False) -> Hidden:
         inputs.query,
         inputs.key,
         inputs.value,
-        inputs.visible,
+        inputs.visible(),
         inputs.bias,
     )
     transformed = inputs.transformed is not None
@@ -70,6 +70,34 @@ def hide(inputs: Inputs, score_may_hide: bool = False) -> Hidden:
             value, bad_value = numerics.clean(value)
             bad_values = _per_query_head(bad_value, heads)
     return Hidden(query, key, transformed, value, visible, bias, bad_pairs, bad_values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flagged:
+    """Inputs made safe, and the positions ``[..., length, heads]`` whose NaN must be put back where
+    it is seen (None: of no position)."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    bad_query: jax.Array | None
+    bad_key: jax.Array | None
+    bad_value: jax.Array | None
+
+
+def flag(inputs: Inputs, score_may_hide: bool) -> Flagged:
+    """``hide`` for an implementation that looks at pairs and masks block by block."""
+    assert inputs.value is not None
+    transformed = inputs.transformed
+    bad_key = None if transformed is None else transformed.bad
+    if inputs.mask is None and inputs.bias is None and not score_may_hide:
+        return Flagged(inputs.query, inputs.key, inputs.value, None, bad_key, None)
+    query, bad_query = numerics.clean(inputs.query)
+    key = inputs.key
+    if transformed is None:
+        key, bad_key = numerics.clean(key)
+    value, bad_value = numerics.clean(inputs.value)
+    return Flagged(query, key, value, bad_query, bad_key, bad_value)
 
 
 def _by_position(inputs: Inputs, visible: jax.Array) -> bool:

@@ -54,6 +54,11 @@ class Mask:
         """
         return False
 
+    def element(self, index: tuple[Any, ...]) -> "Mask":
+        """The mask of one batch element: ``index`` has a number (traced or not) for each batch axis
+        of what the mask is for, to which its own are broadcast."""
+        raise NotImplementedError
+
     def as_array(self, T: int, S: int) -> jax.Array:
         """The mask for T queries and S keys: boolean, broadcastable to ``[..., N, T, S]``.
 
@@ -121,6 +126,9 @@ class Dense(Mask):
         i, j = indices(row, rows, T), indices(col, cols, S)
         return array.at[..., i[:, None], j].get(mode="clip")
 
+    def element(self, index: tuple[Any, ...]) -> Mask:
+        return Dense(pick(self.array, index, 3))
+
     def as_array(self, T: int, S: int) -> jax.Array:
         return jnp.asarray(self.array)
 
@@ -145,6 +153,9 @@ class _Pair(Mask):
     def all(self, row: Any, col: Any, rows: int, cols: int) -> Any:
         at = row, col, rows, cols
         return self.combine(self.left.all(*at), self.right.all(*at))
+
+    def element(self, index: tuple[Any, ...]) -> Mask:
+        return type(self)(self.left.element(index), self.right.element(index))
 
     def as_array(self, T: int, S: int) -> jax.Array:
         left, right = self.left.as_array(T, S), self.right.as_array(T, S)
@@ -194,6 +205,9 @@ class Not(Mask):
     def all(self, row: Any, col: Any, rows: int, cols: int) -> Any:
         return self.mask.some(row, col, rows, cols) ^ True
 
+    def element(self, index: tuple[Any, ...]) -> Mask:
+        return Not(self.mask.element(index))
+
     def as_array(self, T: int, S: int) -> jax.Array:
         return ~self.mask.as_array(T, S)
 
@@ -206,3 +220,13 @@ def positions(start: Any, size: int) -> jax.Array:
 def indices(start: Any, size: int, length: int) -> jax.Array:
     """The positions of a block on an axis of an array, where length 1 broadcasts."""
     return lax.iota(jnp.int32, 1) if length == 1 else positions(start, size)
+
+
+def pick(x: Any, index: tuple[Any, ...], own: int) -> Any:
+    """The element of ``x [...]`` at ``index`` of its batch axes, which come before ``own`` others
+    and are broadcast: from the right, and where their size is 1."""
+    batch = np.shape(x)[: max(np.ndim(x) - own, 0)]
+    if not batch:
+        return x
+    at = tuple(i if size > 1 else 0 for size, i in zip(batch, index[-len(batch) :], strict=True))
+    return jnp.asarray(x)[at]

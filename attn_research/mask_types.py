@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_research.mask_algebra import Mask, indices, positions
+from attn_research.mask_algebra import Mask, indices, pick, positions
 
 INT32 = np.iinfo(np.int32)
 
@@ -44,6 +44,9 @@ class Band(Mask):
         least, most = col - (row + rows - 1), col + cols - 1 - row
         return _over_batch("all", (low <= least) & (high >= most))
 
+    def element(self, index: tuple[Any, ...]) -> Mask:
+        return Band(pick(self.low, index, 0), pick(self.high, index, 0))
+
     def _bounds(self) -> tuple[Any, Any]:
         low = INT32.min if self.low is None else self.low
         return low, (INT32.max if self.high is None else self.high)
@@ -68,6 +71,9 @@ class FirstKeys(Mask):
     def all(self, row: Any, col: Any, rows: int, cols: int) -> Any:
         return _over_batch("all", self.count >= col + cols)
 
+    def element(self, index: tuple[Any, ...]) -> Mask:
+        return FirstKeys(pick(self.count, index, 0))
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,6 +96,9 @@ class Segments(Mask):
     def all(self, row: Any, col: Any, rows: int, cols: int) -> Any:
         q, k = self._cut(row, col, rows, cols)
         return ((q.min(-1) == k.max(-1)) & (k.min(-1) == q.max(-1))).all()
+
+    def element(self, index: tuple[Any, ...]) -> Mask:
+        return Segments(pick(self.q_ids, index, 1), pick(self.k_ids, index, 1))
 
     def as_array(self, T: int, S: int) -> jax.Array:
         return _equal(*self._ids())
@@ -119,6 +128,9 @@ class Dilated(Mask):
         i, j = positions(row, rows)[:, None] % step, positions(col, cols) % step
         # (i + phase) % step, without a sum that overflows
         return jnp.where(i < step - phase, i + phase, i - (step - phase)) == j
+
+    def element(self, index: tuple[Any, ...]) -> Mask:
+        return Dilated(pick(self.step, index, 0), pick(self.phase, index, 0))
 
 
 def _per_element(x: Any) -> Any:

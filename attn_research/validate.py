@@ -13,7 +13,7 @@ from attn_research.folders import unknown
 from attn_research.numerics import wide
 from attn_research.transformed import TransformedKeys
 
-IMPLEMENTATIONS = ("dense",)
+IMPLEMENTATIONS = ("dense", "blocked", "blocked_any_mode")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +38,26 @@ class Options:
 class Inputs:
     """Checked inputs, with a head axis even for one head.
 
-    ``query [..., T, N, Dq]``, ``key [..., S, K, Dk]``, ``value [..., S, K, Dv]``; ``visible`` is
-    boolean and ``bias`` a number, both of at least three axes, broadcastable to ``[..., N, T, S]``.
+    ``query [..., T, N, Dq]``, ``key [..., S, K, Dk]``, ``value [..., S, K, Dv]``; ``bias`` has at
+    least three axes and ``shape`` is that of the logits, ``[..., N, T, S]``.
     """
 
     query: jax.Array
     key: jax.Array
     transformed: TransformedKeys | None  # with ``key`` its keys
     value: jax.Array | None
-    visible: jax.Array | None
+    mask: masks.Mask | None
     bias: jax.Array | None
     score_params: Any  # its leaves as JAX arrays
+    shape: tuple[int, ...]
     one_head: bool
+
+    def visible(self) -> jax.Array | None:
+        """The mask as an array of at least three axes, broadcastable to ``shape``."""
+        if self.mask is None:
+            return None
+        visible = self.mask.as_array(*self.shape[-2:])
+        return visible.reshape((1,) * (3 - visible.ndim) + visible.shape)
 
 
 def floating_array(name: str, x: Any) -> jax.Array:
@@ -110,10 +118,10 @@ def check(query: Any, key: Any, value: Any, options: Options) -> Inputs:
     score_params = parameters.as_arrays(score_params)
 
     shape = logits_shape(query, key, value)
-    visible = None
-    if options.mask is not None:
-        visible = masks.as_mask(options.mask).as_array(shape[-2], shape[-1])
-        visible = broadcastable("mask", visible, shape)
+    mask = None if options.mask is None else masks.as_mask(options.mask)
+    if mask is not None:
+        visible = jax.eval_shape(lambda: mask.as_array(shape[-2], shape[-1]))
+        check_broadcastable("mask", visible.shape, shape)
     bias = options.bias
     if bias is not None:
         bias = jnp.asarray(bias)
@@ -122,7 +130,7 @@ def check(query: Any, key: Any, value: Any, options: Options) -> Inputs:
             raise TypeError(f"bias must be floating: got {bias.dtype}{hint}")
         bias = broadcastable("bias", bias, shape)
     _check_state(score, options.score_state, shape)
-    return Inputs(query, key, transformed, value, visible, bias, score_params, one_head)
+    return Inputs(query, key, transformed, value, mask, bias, score_params, shape, one_head)
 
 
 def _check_state(score: Any, state: Any, shape: tuple[int, ...]) -> None:
@@ -207,19 +215,25 @@ def logits_shape(query: Any, key: Any, value: Any) -> tuple[int, ...]:
 
 
 def broadcastable(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """``x`` with at least three axes, if it can be broadcast to ``shape``."""
+    check_broadcastable(name, x.shape, shape)
+    return x.reshape((1,) * (3 - x.ndim) + x.shape)
+
+
+def check_broadcastable(name: str, own: tuple[int, ...], shape: tuple[int, ...]) -> None:
     try:
-        fits = jnp.broadcast_shapes(x.shape, shape) == shape
+        fits = jnp.broadcast_shapes(own, shape) == shape
     except ValueError:
         fits = False
-    if not fits:
-        hint = ""
-        if x.ndim == 2 and len(shape) > 3 and x.shape == (shape[0], shape[-1]):
-            hint = f"; for a mask of keys per batch element, use {name}[:, None, None, :]"
-        elif x.ndim == 3 and len(shape) > 3 and x.shape == (shape[0], *shape[-2:]):
-            hint = f"; for one matrix per batch element, use {name}[:, None]"
-        elif x.ndim > 1 and x.shape[-2:] == (shape[-1], shape[-2]):
-            hint = f"; queries come before keys: use {name}.swapaxes(-2, -1)"
-        raise ValueError(
-            f"{name} must broadcast to [..., N, T, S] = {list(shape)}: got {list(x.shape)}{hint}"
-        )
-    return x.reshape((1,) * (3 - x.ndim) + x.shape)
+    if fits:
+        return
+    hint = ""
+    if len(own) == 2 and len(shape) > 3 and own == (shape[0], shape[-1]):
+        hint = f"; for a mask of keys per batch element, use {name}[:, None, None, :]"
+    elif len(own) == 3 and len(shape) > 3 and own == (shape[0], *shape[-2:]):
+        hint = f"; for one matrix per batch element, use {name}[:, None]"
+    elif len(own) > 1 and own[-2:] == (shape[-1], shape[-2]):
+        hint = f"; queries come before keys: use {name}.swapaxes(-2, -1)"
+    raise ValueError(
+        f"{name} must broadcast to [..., N, T, S] = {list(shape)}: got {list(own)}{hint}"
+    )

@@ -18,9 +18,9 @@ class Normalizer:
 
         - "softmax": in one pass, with a running maximum and sum of exponentials;
         - "sinks": as softmax, but at the end of a row, once, its weights are multiplied by
-          ``exp(lse) / (exp(sink) + exp(lse))``;
-        - "elementwise": in one pass, each weight depends on its own logit and the number of visible
-          keys alone;
+          ``kept(lse)``;
+        - "elementwise": in one pass by ``weigh``, as each weight depends on its own logit and the
+          number of visible keys alone;
         - "threshold": a few passes over the blocks search one number a row, from sums over the
           keys; then each weight depends on its own logit and that number;
         - None: not known to; the whole row is needed.
@@ -37,6 +37,15 @@ class Normalizer:
         and give no NaN or inf, forward or backward; or they are NaN: a row with NaN must give NaN
         for all keys that it sees. An option may be an array ``[N]``, a number for each head.
         """
+        raise NotImplementedError
+
+    def weigh(self, logits: jax.Array, count: jax.Array) -> jax.Array:
+        """If STREAMS is "elementwise": weights for ``logits [..., N, T, S]``, of which ``count
+        [..., T, 1]``, at least 1, are visible in a row. What is not visible may get any weight."""
+        raise NotImplementedError
+
+    def kept(self, lse: jax.Array) -> jax.Array:
+        """If STREAMS is "sinks": the sum of a row with this lse ``[..., N, T]``."""
         raise NotImplementedError
 
     def normalize_with_lse(self, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -59,6 +68,12 @@ def visible_count(logits: jax.Array) -> jax.Array:
     """The number of visible keys of each row, ``[..., 1]``, at least 1, in the dtype of logits."""
     count = jnp.sum(logits != -jnp.inf, axis=-1, keepdims=True)
     return jnp.maximum(count, 1).astype(logits.dtype)
+
+
+def share(lse: jax.Array, sink: Any) -> jax.Array:
+    """``exp(lse) / (exp(sink) + exp(lse))``; 0 where nothing is visible."""
+    empty = lse == -jnp.inf
+    return jnp.where(empty, 0, jax.nn.sigmoid(jnp.where(empty, 0, lse) - sink))
 
 
 def seen_in_bad_rows(logits: jax.Array) -> jax.Array:

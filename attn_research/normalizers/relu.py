@@ -24,7 +24,10 @@ class Relu(Normalizer):
     STREAMS = "elementwise"
 
     def normalize(self, logits: jax.Array) -> jax.Array:
-        return spread_nan(jax.nn.relu(logits) / visible_count(logits), logits)
+        return spread_nan(self.weigh(logits, visible_count(logits)), logits)
+
+    def weigh(self, logits: jax.Array, count: jax.Array) -> jax.Array:
+        return jax.nn.relu(logits) / count
 
 
 NORMALIZER = Relu

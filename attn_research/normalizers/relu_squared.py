@@ -26,9 +26,11 @@ class ReluSquared(Normalizer):
     STREAMS = "elementwise"
 
     def normalize(self, logits: jax.Array) -> jax.Array:
+        return spread_nan(self.weigh(logits, visible_count(logits)), logits)
+
+    def weigh(self, logits: jax.Array, count: jax.Array) -> jax.Array:
         root = float(jnp.finfo(logits.dtype).max) ** 0.5
-        square = jnp.square(jax.nn.relu(jnp.minimum(logits, root)))
-        return spread_nan(square / visible_count(logits), logits)
+        return jnp.square(jax.nn.relu(jnp.minimum(logits, root))) / count
 
 
 NORMALIZER = ReluSquared

@@ -37,11 +37,11 @@ class Sigmoid(Normalizer):
             raise ValueError(f"bias of sigmoid must be finite (or None): got {self.bias}")
 
     def normalize(self, logits: jax.Array) -> jax.Array:
-        if self.bias is None:
-            bias = -jnp.log(visible_count(logits))
-        else:
-            bias = option("bias", self.bias, logits)
-        return spread_nan(jax.nn.sigmoid(logits + bias), logits)
+        return spread_nan(self.weigh(logits, visible_count(logits)), logits)
+
+    def weigh(self, logits: jax.Array, count: jax.Array) -> jax.Array:
+        bias = -jnp.log(count) if self.bias is None else option("bias", self.bias, logits)
+        return jax.nn.sigmoid(logits + bias)
 
 
 NORMALIZER = Sigmoid

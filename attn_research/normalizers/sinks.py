@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attn_research.normalizers._base import Normalizer, option
+from attn_research.normalizers._base import Normalizer, option, share
 
 
 @jax.custom_jvp
@@ -67,6 +67,11 @@ class Sinks(Normalizer):
 
     def normalize(self, logits: jax.Array) -> jax.Array:
         return weights_and_rest(logits, option("logit", self.logit, logits))[0]
+
+    def kept(self, lse: jax.Array) -> jax.Array:
+        lse = lse[..., None]
+        sink = jnp.minimum(option("logit", self.logit, lse), jnp.finfo(lse.dtype).max)
+        return share(lse, sink)[..., 0]
 
 
 NORMALIZER = Sinks

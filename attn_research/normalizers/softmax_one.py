@@ -9,7 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from attn_research.normalizers._base import Normalizer
+from attn_research.normalizers._base import Normalizer, share
 from attn_research.normalizers.sinks import weights_and_rest
 
 
@@ -27,6 +27,9 @@ class SoftmaxOne(Normalizer):
 
     def normalize(self, logits: jax.Array) -> jax.Array:
         return weights_and_rest(logits, jnp.zeros((), logits.dtype))[0]
+
+    def kept(self, lse: jax.Array) -> jax.Array:
+        return share(lse, 0)
 
 
 NORMALIZER = SoftmaxOne

@@ -49,3 +49,8 @@ def get(name: Any) -> ModuleType:
 def state_axes(score: Any) -> tuple[str, ...] | None:
     """``STATE`` of a score (a name or a function), None if it takes no ``score_state``."""
     return getattr(get(score), "STATE", None) if isinstance(score, str) else None
+
+
+def pairwise(score: Any) -> Any:
+    """``PAIRWISE`` of a score's name; a function itself."""
+    return get(score).PAIRWISE if isinstance(score, str) else score

@@ -1,0 +1,47 @@
+"""Which implementation computes a call of ``attend``."""
+
+import math
+from typing import Any
+
+from attn_research import normalizers, scaling, scores
+from attn_research.validate import Inputs, Options
+
+
+def implementation(inputs: Inputs, options: Options) -> str:
+    """A name of ``validate.IMPLEMENTATIONS``. Raises if the one asked for cannot do it."""
+    named, refusal = options.implementation, why_not_blocked(options)
+    if named is not None and named != "dense" and refusal:
+        raise ValueError(f"implementation={named!r} cannot do {refusal}: use 'dense'")
+    if refusal or not math.prod(inputs.shape):  # nothing there: no array to avoid
+        return "dense"
+    return named or ("blocked" if _is_large(inputs) else "dense")
+
+
+def why_not_blocked(options: Options) -> str:
+    """What of the options the blocked implementation cannot do; empty if it can do all."""
+    if options.talking_heads is not None:
+        return "talking_heads, which mix whole matrices of logits"
+    streams = normalizers.get(options.normalizer).STREAMS
+    if streams not in ("softmax", "sinks", "elementwise"):
+        name = type(normalizers.get(options.normalizer)).__name__
+        return f"the normalizer {name}, which needs whole rows"
+    if callable(scores.pairwise(options.score)) and _counts(options):
+        return "a count of visible keys that the score function may hide"
+    return ""
+
+
+def needs_count(options: Options) -> bool:
+    """Whether the number of visible keys is needed."""
+    named = isinstance(options.score, str)
+    return _counts(options) or (named and hasattr(scores.get(options.score), "place"))
+
+
+def _counts(options: Options) -> bool:
+    log_n = isinstance(options.scale, scaling.LogN)
+    log_n = log_n or (isinstance(options.scale, str) and options.scale == "log_n")
+    return log_n or normalizers.get(options.normalizer).STREAMS == "elementwise"
+
+
+def _is_large(inputs: Inputs) -> Any:
+    T, S = inputs.shape[-2:]
+    return T > 1 and T * S >= 2**16

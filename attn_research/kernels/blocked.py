@@ -1,0 +1,170 @@
+"""Attention by blocks, for any pairwise function, in memory linear in T and S.
+
+The gradient keeps the context and a few numbers a row, and computes each block of logits again
+(Dao, Fu, Ermon, Rudra, Re 2022, "FlashAttention"). What lies between a pair and its logit (pairwise
+function, scale, soft-cap, bias) is one differentiable function of a block: ``jax.vjp`` of it sends
+gradients to queries, keys, bias and all parameters. Blocks in which nothing is visible are skipped.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from attn_research.kernels.blocks import Constants, Element, Inputs, Plan
+from attn_research.numerics import wide
+
+
+def attend_any_mode(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
+    """Context ``[M, H, G, T', Dv]`` and lse ``[M, H, G, T']`` (None: the stream has none).
+
+    All modes of differentiation work; in reverse mode what a block leaves for the gradient is kept.
+    """
+    return _run(plan, inputs, constants)[:2]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
+    """The same, in reverse mode alone (and forward over reverse), in linear memory."""
+    return _run(plan, inputs, constants)[:2]
+
+
+def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
+    """``attend``, and what its stream keeps."""
+    dtype = wide(inputs.query.dtype, inputs.key.dtype, inputs.value.dtype)
+    width = inputs.value.shape[-1]
+
+    def element(m: jax.Array) -> Any:
+        one = Element(plan, inputs, constants, m)
+
+        def row_block(i: jax.Array) -> Any:
+            row = i * plan.rows
+            found = one.rows_of(constants.found, row)
+
+            def column_block(carry: Any, j: Any) -> Any:
+                col = j * plan.cols
+
+                def see(carry: Any) -> Any:
+                    logits, visible = one.logits(*one.arguments(row, col), row, col)
+                    value = lax.dynamic_slice_in_dim(one.value, col, plan.cols, -2)
+
+                    def mix(weights: jax.Array) -> jax.Array:
+                        weights = one.mixing(weights, visible, row, col)
+                        return jnp.einsum("hgrc,hcd->hgrd", weights.astype(dtype), value)
+
+                    return plan.stream.step(carry, one.normalizer, found, logits, visible, mix)
+
+                return _unless_empty(one, row, col, see, carry), None
+
+            start = plan.stream.start((one.H, one.G, plan.rows), width, dtype)
+            blocks = jnp.arange(one.key.shape[-2] // plan.cols)
+            return plan.stream.finish(lax.scan(column_block, start, blocks)[0])
+
+        rows = lax.map(row_block, jnp.arange(one.query.shape[-2] // plan.rows))
+        return jax.tree.map(functools.partial(_join, axis=2), rows)
+
+    return lax.map(element, jnp.arange(inputs.query.shape[0]))
+
+
+def _unless_empty(one: Element, row: Any, col: Any, see: Any, carry: Any) -> Any:
+    some = one.some(row, col)
+    if isinstance(some, bool):
+        return see(carry) if some else carry
+    return lax.cond(some, see, lambda carry: carry, carry)
+
+
+def _forward(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
+    context, lse, kept = _run(plan, inputs, constants)
+    return (context, lse), (inputs, constants, context, kept)
+
+
+def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
+    inputs, constants, context, kept = residuals
+    d_context, d_lse = cotangents
+    dtype = d_context.dtype
+    delta = plan.stream.delta(kept, context, d_context, d_lse)
+    blocks = inputs.query.shape[-2] // plan.rows, inputs.key.shape[-2] // plan.cols
+
+    def element(carry: Any, m: jax.Array) -> Any:
+        d_bias, d_shared, d_heads = carry
+        one = Element(plan, inputs, constants, m)
+
+        def column_block(carry: Any, j: jax.Array) -> Any:
+            col = j * plan.cols
+            value = lax.dynamic_slice_in_dim(one.value, col, plan.cols, -2)
+
+            def row_block(carry: Any, i: Any) -> Any:
+                row = i * plan.rows
+
+                def see(carry: Any) -> Any:
+                    d_query, d_key, d_value, d_bias, d_shared, d_heads = carry
+                    logits, back, visible = jax.vjp(
+                        lambda *x: one.logits(*x, row, col), *one.arguments(row, col), has_aux=True
+                    )
+                    here, found = one.rows_of((d_context, delta, kept), row), constants.found
+                    d_mixed = jnp.einsum("hgrd,hcd->hgrc", here[0], value)
+                    weights, d_logits, d_normalizer = plan.stream.pull(
+                        one.normalizer,
+                        one.rows_of(found, row),
+                        here[2],
+                        logits,
+                        visible,
+                        one.drop(d_mixed, row, col),
+                        here[1],
+                    )
+                    mixed = one.mixing(weights, visible, row, col)
+                    d_value += jnp.einsum("hgrc,hgrd->hcd", mixed.astype(dtype), here[0])
+                    dq, dk, db, ds, do = back(d_logits.astype(logits.dtype))
+                    d_query = _add(d_query, dq, (0, 0, row, 0))
+                    if db is not None:
+                        d_bias = _add(d_bias, db, one.bias_start(row, col))
+                    d_heads = _sum(d_heads, (do, d_normalizer))
+                    return d_query, d_key + dk, d_value, d_bias, _sum(d_shared, ds), d_heads
+
+                return _unless_empty(one, row, col, see, carry), None
+
+            d_query, *rest = carry
+            key = lax.dynamic_slice_in_dim(one.key, col, plan.cols, -2)
+            start = d_query, jnp.zeros_like(key), jnp.zeros(value.shape, dtype), *rest
+            carry, _ = lax.scan(row_block, start, jnp.arange(blocks[0]))
+            d_query, d_key, d_value, *rest = carry
+            return (d_query, *rest), (d_key, d_value)
+
+        heads_now = jax.tree.map(lambda x: x[one.group], d_heads)
+        start = jnp.zeros_like(one.query), d_bias, d_shared, heads_now
+        (d_query, d_bias, d_shared, heads_now), columns = lax.scan(
+            column_block, start, jnp.arange(blocks[1])
+        )
+        d_heads = jax.tree.map(lambda x, y: x.at[one.group].set(y), d_heads, heads_now)
+        d_key, d_value = (_join(x, 1) for x in columns)
+        return (d_bias, d_shared, d_heads), (d_query, d_key, d_value)
+
+    start = jax.tree.map(
+        jnp.zeros_like, (inputs.bias, inputs.shared, (inputs.own, inputs.normalizer))
+    )
+    (d_bias, d_shared, (d_own, d_normalizer)), (d_query, d_key, d_value) = lax.scan(
+        element, start, jnp.arange(inputs.query.shape[0])
+    )
+    return Inputs(d_query, d_key, d_value, d_bias, d_shared, d_own, d_normalizer), None
+
+
+attend.defvjp(_forward, _backward)
+
+
+def _join(blocks: jax.Array, axis: int) -> jax.Array:
+    """``[blocks, ..., size, ...]`` -> ``[..., blocks * size, ...]``; ``size`` is at ``axis``."""
+    blocks = jnp.moveaxis(blocks, 0, axis)
+    shape = blocks.shape
+    return blocks.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+
+
+def _add(x: jax.Array, block: jax.Array, start: tuple[Any, ...]) -> jax.Array:
+    """``x`` with ``block`` added at ``start``."""
+    now = lax.dynamic_slice(x, start, block.shape)
+    return lax.dynamic_update_slice(x, now + block, start)
+
+
+def _sum(x: Any, y: Any) -> Any:
+    return jax.tree.map(jnp.add, x, y)

@@ -1,0 +1,261 @@
+"""From the arrays of ``attend`` to the layout of the blocked kernel and back."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attn_research import dropout, numerics, scaling
+from attn_research.kernels import additive, blocked, dense, streams
+from attn_research.kernels.blocks import Constants, Inputs, Plan
+from attn_research.params import PerHead
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Attention after the transforms of the score; what is None is not there.
+
+    ``query [..., T, N, E]``, ``key [..., S, K, E]``, ``value [..., S, K', Dv]``, K a multiple of
+    K'; ``bias`` and ``mask`` as for ``attend``, ``bad_query [..., T, N]`` and the like: where NaN
+    was; ``count [..., N | 1, T | 1]``: visible keys.
+    """
+
+    pairwise: Any
+    params: Any
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    bias: jax.Array | None
+    mask: Any
+    bad_query: Any
+    bad_key: Any
+    bad_value: Any
+    count: Any
+    scale: Any
+    default_scale: str
+    dim: int  # d of the scale
+    softcap: Any
+    dropout_rate: Any
+    dropout_key: Any
+
+
+def context_and_lse(
+    problem: Problem, stream: Any, normalizer: Any, any_mode: bool = False
+) -> tuple[jax.Array, jax.Array | None]:
+    """``[..., T, N, Dv]`` in at least float32, and ``[..., N, T]`` if the stream gives it."""
+    value, shape = problem.value, Shape.of(problem)
+    plan, inputs, constants = _lay_out(problem, shape, stream, normalizer)
+    attend = blocked.attend_any_mode if any_mode else blocked.attend
+    power = _power(value, problem.key.shape[-3])
+    out, lse = attend(plan, inputs, constants)
+    T, heads = problem.query.shape[-3:-1]
+    out = out[..., :T, :].reshape(*shape.batch, heads, T, out.shape[-1])
+    out = jnp.moveaxis(out, -3, -2)
+    out = numerics.grow(out, jnp.repeat(power, heads // power.shape[-2], -2))
+    return out, None if lse is None else lse[..., :T].reshape(*shape.batch, heads, T)
+
+
+def lse(problem: Problem, any_mode: bool = False) -> jax.Array:
+    """That alone."""
+    no_values = problem.value[..., :0]
+    problem = dataclasses.replace(problem, value=no_values, bad_value=None)
+    found = context_and_lse(problem, streams.SOFTMAX, None, any_mode)[1]
+    assert found is not None
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of the layout."""
+
+    batch: tuple[int, ...]
+    M: int
+    H: int
+    G: int
+    rows: int
+    cols: int
+    T: int  # padded
+    S: int  # padded
+
+    @staticmethod
+    def of(problem: Problem) -> "Shape":
+        arrays = problem.query, problem.key, problem.value
+        batch = jnp.broadcast_shapes(*(x.shape[:-3] for x in arrays))
+        T, heads, E = problem.query.shape[-3:]
+        S, key_heads = problem.key.shape[-3:-1]
+        G = heads // key_heads
+        together, rows, cols = block_sizes(problem.pairwise, key_heads, G, T, S, E)
+        padded = math.ceil(T / rows) * rows, math.ceil(S / cols) * cols
+        M = math.prod(batch) * key_heads // together
+        return Shape(batch, M, together, G, rows, cols, *padded)
+
+
+def block_sizes(
+    pairwise: Any, key_heads: int, G: int, T: int, S: int, E: int
+) -> tuple[int, int, int]:
+    """Key heads computed together, rows and columns of a block."""
+    if pairwise == "dot":
+        rows, cols = min(T, 512), min(S, 512)
+        most = max(2**19 // (rows * cols * G), 1)
+    else:
+        rows, cols = min(T, 128), min(S, max(2**15 // max(E, 1), 32))
+        most = max(2**16 // (rows * cols * G), 1)
+    together = max(h for h in range(1, min(most, key_heads) + 1) if key_heads % h == 0)
+    return together, max(rows, 1), max(cols, 1)
+
+
+def _lay_out(
+    problem: Problem, shape: Shape, stream: Any, normalizer: Any
+) -> tuple[Plan, Inputs, Constants]:
+    heads, key_heads = problem.query.shape[-2], problem.key.shape[-2]
+    dtype = numerics.wide(problem.query.dtype, problem.key.dtype)
+
+    def of_queries(x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
+        """``[..., T, N, E]`` -> ``[M, H, G, T', E]``."""
+        x = jnp.broadcast_to(x, shape.batch + x.shape[-3:])
+        x = _pad(jnp.moveaxis(x, -3, -2), -2, shape.T, fill)
+        return x.reshape(shape.M, shape.H, shape.G, *x.shape[-2:])
+
+    def of_keys(x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
+        """``[..., S, K | K', E]`` -> ``[M, H, S', E]``."""
+        x = jnp.repeat(x, key_heads // x.shape[-2], -2)
+        x = jnp.broadcast_to(x, shape.batch + x.shape[-3:])
+        x = _pad(jnp.moveaxis(x, -3, -2), -2, shape.S, fill)
+        return x.reshape(shape.M, shape.H, *x.shape[-2:])
+
+    def own(x: Any) -> jax.Array:
+        """``[N, ...]`` -> ``[N / (H G), H, G, ...]``."""
+        return x.reshape(-1, shape.H, shape.G, *x.shape[1:])
+
+    def flags(x: Any, lay: Any) -> Any:
+        return None if x is None else lay(x[..., None], False)[..., 0]
+
+    def each_head(x: Any) -> jax.Array:
+        return own(jnp.broadcast_to(jnp.asarray(x, dtype), (heads,)))
+
+    logits, shared, mine = _logits(problem, own, each_head)
+    bias = problem.bias
+    if bias is not None:
+        bias = bias.reshape((1,) * (len(shape.batch) + 3 - bias.ndim) + bias.shape)
+        bias = bias if bias.shape[-2] == 1 else _pad(bias, -2, shape.T, 0)
+        bias = bias if bias.shape[-1] == 1 else _pad(bias, -1, shape.S, 0)
+    value = problem.value.astype(numerics.wide(dtype, problem.value.dtype))
+    value = value / _power(value, value.shape[-3])
+    count = seeds = rate = None
+    if problem.count is not None:
+        T = problem.query.shape[-3]
+        count = jnp.broadcast_to(jnp.asarray(problem.count), (*shape.batch, heads, T))
+        count = of_queries(jnp.swapaxes(count, -1, -2)[..., None], 1)[..., 0]
+    if not (isinstance(problem.dropout_rate, float | int) and problem.dropout_rate == 0):
+        seeds = dropout.seeds(problem.dropout_key, (*shape.batch, heads))
+        seeds = seeds.reshape(shape.M, shape.H, shape.G, 2)
+        rate = jnp.asarray(problem.dropout_rate)
+    plan = Plan(logits, stream, shape.batch, problem.key.shape[-3], shape.rows, shape.cols)
+    inputs = Inputs(
+        of_queries(problem.query.astype(dtype)),
+        of_keys(problem.key.astype(dtype)),
+        of_keys(value, 0),
+        bias,
+        shared,
+        mine,
+        jax.tree.map(each_head, normalizer),
+    )
+    constants = Constants(
+        problem.mask,
+        flags(problem.bad_query, of_queries),
+        flags(problem.bad_key, of_keys),
+        flags(problem.bad_value, of_keys),
+        count,
+        count,
+        seeds,
+        rate,
+    )
+    return plan, inputs, constants
+
+
+def _power(value: jax.Array, keys: int) -> jax.Array:
+    """``[..., 1, K', 1]``: a power of two by which values are divided, 1 unless they are so large
+    that a sum of them overflows, though not one of their means."""
+    dtype = numerics.wide(value.dtype)
+    top = jnp.max(jnp.abs(jax.lax.stop_gradient(value)), axis=(-3, -1), keepdims=True, initial=0)
+    room = 2.0 ** (math.ceil(math.log2(max(keys, 1))) + 2)
+    limit = float(jnp.finfo(dtype).max) / room
+    return jnp.where(top.astype(dtype) > limit, room, 1).astype(dtype)
+
+
+def _logits(problem: Problem, own: Any, each_head: Any) -> tuple[Any, Any, Any]:
+    """The function of a block, and its parameters: those that heads share, those of each."""
+    params, pairwise = problem.params, problem.pairwise
+    per_head = isinstance(params, PerHead) and bool(jax.tree_util.tree_leaves(params))
+    given = params.params if isinstance(params, PerHead) else params
+    shared = None if per_head else given
+    mine: dict[str, Any] = {"params": jax.tree.map(own, given) if per_head else None}
+    scale = problem.scale
+    log_n = isinstance(scale, scaling.LogN) or (isinstance(scale, str) and scale == "log_n")
+    static: Any = 1.0
+    if log_n:
+        mine["scale"] = each_head(scale.s if isinstance(scale, scaling.LogN) else 1.0)
+        static = scaling.resolve(None, problem.default_scale, problem.dim)
+    elif scale is None or isinstance(scale, str | int | float):
+        static = scaling.resolve(scale, problem.default_scale, problem.dim)
+    else:
+        mine["scale"] = each_head(scale)
+    if problem.softcap is not None:
+        mine["softcap"] = each_head(problem.softcap)
+
+    def logits(
+        shared: Any, mine: Any, query: Any, key: Any, bias: Any, count: Any
+    ) -> tuple[jax.Array, Any]:
+        params = mine["params"] if per_head else shared
+        x, kept = _pairs(pairwise, params, per_head, query, key), None
+        if callable(pairwise):
+            kept = x != -jnp.inf
+            x = numerics.clip_finite(jnp.where(kept, x, 0))
+        if static != 1:
+            x = x * static
+            x = x if abs(static) <= 1 else numerics.clip_finite(x)
+        if "scale" in mine:
+            factor = mine["scale"][..., None, None].astype(x.dtype)
+            if log_n:
+                factor = factor * jnp.log(jnp.maximum(count, 1).astype(x.dtype))
+            x = numerics.clip_finite(x * factor)
+        if "softcap" in mine:
+            cap = mine["softcap"][..., None, None].astype(x.dtype)
+            x = cap * jnp.tanh(x / cap)
+        if bias is not None:
+            x = numerics.clip_finite(x + bias.astype(x.dtype))
+        # This also stands between the product and the difference from the largest: see softmax.py
+        return jnp.minimum(x, jnp.finfo(x.dtype).max), kept
+
+    return logits, shared, mine
+
+
+def _pairs(pairwise: Any, params: Any, per_head: bool, query: Any, key: Any) -> jax.Array:
+    """``[H, G, rows, E]``, ``[H, cols, E]`` -> ``[H, G, rows, cols]``."""
+    if pairwise == "dot":
+        return numerics.contract("hgre,hce->hgrc", query, key)
+
+    def f(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
+        if pairwise == "additive":
+            return additive.sum_tanh(query, key, params["v"].astype(query.dtype))
+        if pairwise == "squared_distance":
+            return dense.logits(pairwise, params, query[:, None], key[:, None])[0]
+        return pairwise(params, query, key)
+
+    H, G = query.shape[:2]
+    if H * G == 1:
+        params = jax.tree.map(lambda x: x[0, 0], params) if per_head else params
+        return f(params, query[0, 0], key[0])[None, None]
+    over = jax.vmap(f, in_axes=(0 if per_head else None, 0, None))
+    return jax.vmap(over, in_axes=(0 if per_head else None, 0, 0))(params, query, key)
+
+
+def _pad(x: jax.Array, axis: int, size: int, value: Any) -> jax.Array:
+    missing = size - x.shape[axis]
+    if not missing:
+        return x
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, missing)
+    return jnp.pad(x, widths, constant_values=value)
