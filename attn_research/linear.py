@@ -92,7 +92,7 @@ def linear_attention(
     key, value, bad_key = _hide(key, value, visible)
 
     first_bad = jnp.where(bad_key, jnp.arange(S), S + T).min(-1, initial=S + T)[..., None]
-    if offset is None or not S:
+    if offset is None or not T or not S:
         state = kernel.summary(kernel.key_features(feature_map, key, visible), value)
         context, seen = kernel.read(state, kernel.query_features(feature_map, query))
         bad = first_bad < S

@@ -37,8 +37,10 @@ class LinearState:
 
 def key_features(feature_map: FeatureMap, key: jax.Array, visible: jax.Array) -> Features:
     """Features of ``key [..., S, D]``, 0 where ``visible [..., S]`` is False."""
-    out = feature_maps.features(feature_map, key, of_keys=True)
-    return out._replace(log=jnp.where(visible[..., None], out.log, -jnp.inf))
+    log, factor = feature_maps.features(feature_map, key, of_keys=True)
+    visible = visible[..., None]
+    log = jnp.where(visible, log, -jnp.inf)
+    return Features(log, None if factor is None else jnp.where(visible, factor, 0))
 
 
 def query_features(feature_map: FeatureMap, query: jax.Array) -> Features:
@@ -85,14 +87,15 @@ def causal(
     offset.
 
     ``offset``, between -T and S, is an int or an array ``[..., 1]``, with the leading axes of the
-    keys. Positions are read in chunks of ``chunk``, a power of two: features and weights exist for
-    one chunk at a time, forward and backward.
+    keys; T and S are at least 1. Positions are read in chunks of ``chunk``, a power of two:
+    features and weights exist for one chunk at a time, forward and backward. What fills the chunks
+    up are copies of real positions: the feature map is asked for nothing else.
     """
     T = query.shape[-2]
     chunk = min(chunk, 1 << max(T - 1, 0).bit_length())
     length = -(-T // chunk) * chunk
     before, xs = _align(offset, length, key, value, visible[..., None])
-    query = jnp.pad(query, [(0, 0)] * (query.ndim - 2) + [(0, length - T), (0, 0)])
+    query = _repeat_ends(query, 0, length - T)
 
     def split(x: jax.Array) -> jax.Array:
         x = x.reshape(*x.shape[:-2], length // chunk, chunk, x.shape[-1])
@@ -123,21 +126,24 @@ def _align(
     """Key, value and ``visible [..., S, 1]`` in two parts: the positions j < offset, which each
     query sees, and, as many as queries, those that query i is the first to see, i + offset."""
     S, arrays = key.shape[-2], (key, value, visible)
-    if isinstance(offset, int):
-        ends = (-offset, length + offset - S, 0)  # below 0 they cut
-
-        def after(x: jax.Array) -> jax.Array:
-            config = [(0, 0, 0)] * (x.ndim - 2) + [ends, (0, 0, 0)]
-            return lax.pad(x, jnp.zeros((), x.dtype), config)
-
-        return [x[..., : max(offset, 0), :] for x in arrays], [after(x) for x in arrays]
-
-    before = key, value, visible & (jnp.arange(S) < offset)[..., None]
     j = jnp.arange(length) + offset
-    at = jnp.clip(j, 0, max(S - 1, 0))[..., None]
-    at = at.reshape((1,) * (key.ndim - at.ndim) + at.shape)
-    key, value, visible = (jnp.take_along_axis(x, at, -2) for x in arrays)
+    if isinstance(offset, int):
+        first, last = (min(max(end, 0), S - 1) for end in (offset, offset + length - 1))
+        low = min(max(-offset, 0), length - 1)
+        high = length - low - (last + 1 - first)
+        before = tuple(x[..., : max(offset, 0), :] for x in arrays)
+        own = [_repeat_ends(x[..., first : last + 1, :], low, high) for x in arrays]
+    else:
+        before = key, value, visible & (jnp.arange(S) < offset)[..., None]
+        at = jnp.clip(j, 0, S - 1)[..., None]
+        at = at.reshape((1,) * (key.ndim - at.ndim) + at.shape)
+        own = [jnp.take_along_axis(x, at, -2) for x in arrays]
+    key, value, visible = own
     return before, (key, value, visible & ((j >= 0) & (j < S))[..., None])
+
+
+def _repeat_ends(x: jax.Array, low: int, high: int) -> jax.Array:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(low, high), (0, 0)], mode="edge")
 
 
 def _within(queries: Features, keys: Features, top: jax.Array) -> jax.Array:

@@ -176,3 +176,46 @@ def test_decoding_hides_what_is_masked_and_shows_what_is_not(feature_map, draw):
         later = decode(query, key.at[0, 4, 0, 0].set(bad), value)
         np.testing.assert_array_equal(later[0], want[0])
         assert np.isnan(later[1, 0, 0]).all()
+
+
+def unit(x):
+    """Has no value and no derivative at 0."""
+    return jax.nn.elu(x / jnp.linalg.norm(x, axis=-1, keepdims=True)) + 1
+
+
+def pole(x):
+    """inf at what stands in for masked keys."""
+    return 1 / (1 - x) ** 2
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "traced"])
+@pytest.mark.parametrize("case", [(3, 3, 0), (4, 4, -1), (2, 5, 5), (5, 2, 1), (5, 3, -5)], ids=str)
+def test_a_feature_map_is_asked_for_real_positions_alone(case, known, draw):
+    T, S, offset = case
+    inputs = draw(batch=(), T=T, S=S, N=1).cast(jnp.float32)
+
+    @jax.jit
+    def run(inputs, at):
+        def loss(inputs):
+            mask = masks.causal(offset if known else at)
+            out = linear_attention(*inputs, feature_map=unit, mask=mask, chunk_size=2)
+            return jnp.sin(out).sum(), out
+
+        return jax.value_and_grad(loss, has_aux=True)(inputs)
+
+    (_, got), grads = run(inputs, offset)
+    q, k, v = (np.asarray(x)[:, 0] for x in inputs)
+    weights = np.asarray(unit(q)) @ np.asarray(unit(k)).T * np.tri(T, S, offset)
+    want = weights @ v / np.maximum(weights.sum(-1, keepdims=True), 1e-9)
+    np.testing.assert_allclose(got[:, 0], want, atol=1e-5)
+    assert all(np.isfinite(g).all() for g in grads)
+
+
+@pytest.mark.parametrize("mask", [masks.lengths(4), masks.causal()], ids=["all", "causal"])
+def test_features_of_masked_keys_may_be_anything(mask, draw):
+    query, key, value = draw(batch=(), T=4, S=4).cast(jnp.float32)
+    mask = mask & masks.lengths(3)
+    got = jax.jit(lambda *x: linear_attention(*x, feature_map=pole, mask=mask))(query, key, value)
+    want = linear_attention(query[:3], key[:3], value[:3], feature_map=pole, mask=masks.causal())
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got[2], want[2], rtol=1e-5)
