@@ -4,7 +4,8 @@
 keys before ``attend``; ``sinusoidal`` is added to embeddings. Query i stands at position
 ``i + offset``, key j at j: when decoding with a cache of S keys, the offset is the index of the
 first new query. It may be traced, and an array ``[...]`` of offsets, one for each batch element,
-adds its axes in front of the result's, as in ``ar.masks.causal``.
+adds its axes in front of the result's, as in ``ar.masks.causal``. Offsets that do not fit into
+int32 are a ValueError, those of JAX arrays are cut to it; distances never wrap around.
 """
 
 import bisect
@@ -18,6 +19,8 @@ import numpy as np
 from jax import lax
 
 from attn_research import numerics
+from attn_research.mask_types import INT32
+from attn_research.masks import _int32
 
 
 def alibi_slopes(num_heads: int, dtype: Any = jnp.float32) -> jax.Array:
@@ -210,14 +213,13 @@ def sinusoidal(L: int, D: int, base: float = 10000.0, dtype: Any = jnp.float32) 
 
 
 def _key_minus_query(T: int, S: int, offset: Any) -> jax.Array:
-    """j - (i + offset), ``[..., T, S]``."""
+    """j - (i + offset), int32 ``[..., T, S]``, of magnitude at most 2^31 - 1."""
     _check_count("T", T, 0)
     _check_count("S", S, 0)
-    offset = jnp.asarray(offset)
-    if not jnp.issubdtype(offset.dtype, jnp.integer):
-        raise TypeError(f"offset must be integers: got {offset.dtype}")
+    offset = jnp.asarray(_int32("offset", offset), jnp.int32)[..., None, None]
     i, j = (lax.broadcasted_iota(jnp.int32, (T, S), axis) for axis in (0, 1))
-    return j - i - offset[..., None, None]
+    room = jnp.maximum(j - i, 0) - INT32.max, jnp.minimum(j - i, 0) + INT32.max
+    return j - i - jnp.clip(offset, *room)
 
 
 def _t5_starts(buckets: int, max_distance: int) -> np.ndarray:

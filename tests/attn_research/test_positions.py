@@ -83,6 +83,20 @@ def test_alibi_with_traced_offsets_compiles_once():
     np.testing.assert_allclose(batch[1], whole[:, 4:6], rtol=2e-7)
 
 
+def test_distances_never_wrap_around():
+    for offset in (-(2**31), -(2**31) + 1, 2**31 - 1, np.int32(-(2**31) + 1)):
+        far = abs(int(offset))
+        np.testing.assert_allclose(positions.alibi(1, 3, 3, offset), -far / 256)
+        for way in (True, False):
+            want = exact_bucket(-int(offset), 32, 128, way)
+            got = positions.t5_buckets(3, 3, bidirectional=way, offset=offset)
+            assert (got == want).all(), (offset, way)
+    for offset in (np.uint32([3_000_000_000]), np.array([2**40, -(2**40)])):
+        with jax.enable_x64(True):
+            got = jax.jit(lambda o: positions.alibi(1, 3, 3, o, jnp.float64))(offset)
+            np.testing.assert_allclose(got, -(2.0**31) / 256, rtol=1e-8)
+
+
 def test_alibi_in_16_bits_is_finite_at_any_distance():
     got = positions.alibi(8, 1, 2, 300_000, jnp.float16)
     assert got.dtype == jnp.float16
@@ -212,7 +226,14 @@ def test_sinusoidal_far_away_and_empty():
         (lambda p: p.alibi_slopes(0), "num_heads must be an integer >= 1: got 0"),
         (lambda p: p.alibi(2, -1, 3), "T must be an integer >= 0: got -1"),
         (lambda p: p.alibi(2, 3, 2.5), "S must be an integer >= 0: got 2.5"),
-        (lambda p: p.alibi(2, 3, 3, 1.0), "offset must be integers: got float32"),
+        (lambda p: p.alibi(2, 3, 3, 1.0), "offset must be integers: got float64"),
+        (lambda p: p.alibi(2, 3, 3, jnp.ones(2)), "offset must be integers: got float32"),
+        (lambda p: p.alibi(2, 3, 3, True), "offset must be integers: got bool"),
+        (lambda p: p.alibi(2, 3, 3, 2**40), "offset must fit into int32: got 1099511627776"),
+        (
+            lambda p: p.t5_buckets(3, 3, offset=np.array([0, 3_000_000_000])),
+            "offset must fit into int32: got 3000000000",
+        ),
         (lambda p: p.alibi(2, 3, 3, 0, jnp.int32), "dtype must be floating: got int32"),
         (lambda p: p.t5_buckets(3, 3, 2), "num_buckets must be an integer >= 4: got 2"),
         (lambda p: p.t5_buckets(3, 3, 7), "num_buckets must be even if bidirectional: got 7"),
