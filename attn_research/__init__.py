@@ -22,6 +22,7 @@ from attn_research.attend import attend, attend_with_lse, attention_weights
 from attn_research.cache import KVCache
 from attn_research.differential import differential_attention, differential_weight
 from attn_research.feature_maps import Performer, elu_plus_one, random_features
+from attn_research.hopfield import energy as hopfield_energy
 from attn_research.hopfield import hopfield
 from attn_research.linear import (
     LinearState,
@@ -62,6 +63,7 @@ __all__ = [
     "differential_weight",
     "elu_plus_one",
     "hopfield",
+    "hopfield_energy",
     "init_linear_state",
     "init_score",
     "linear_attention",

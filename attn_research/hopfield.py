@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attn_research.attend import attend, attend_with_lse
 from attn_research.numerics import clip_finite, wide
@@ -54,7 +55,7 @@ def hopfield(
     [[11.8]]
     [[10.3]]
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
         raise ValueError(f"steps must be a positive integer: got {steps!r}")
     _check_beta(beta)
     options: Any = dict(
@@ -69,7 +70,7 @@ def hopfield(
         def update(xi: jax.Array, _: None) -> tuple[jax.Array, None]:
             return attend(xi, key, key.astype(dtype), **options), None
 
-        query, _ = jax.lax.scan(update, start, None, length=steps - 1)
+        query, _ = jax.lax.scan(update, start, None, length=int(steps) - 1)
     return attend(query, key, value, **options)
 
 
@@ -94,7 +95,8 @@ def energy(query: Any, key: Any, *, beta: Any, bias: Any = None, mask: Any = Non
     query, key = jnp.asarray(query), jnp.asarray(key)
     _, lse = attend_with_lse(query, key, key[..., :1], scale=beta, bias=bias, mask=mask)
     beta = jnp.asarray(beta, lse.dtype)
-    beta = beta[:, None] if beta.ndim else beta
+    if beta.ndim:
+        beta = beta[0] if query.ndim == 2 else beta[:, None]
     seeing = lse != -jnp.inf
     rows = seeing if query.ndim == 2 else seeing.swapaxes(-1, -2)  # [..., T, N]
     xi = jnp.where(rows[..., None], query.astype(lse.dtype), 0)
@@ -107,5 +109,5 @@ def _check_beta(beta: Any) -> None:
     number = isinstance(beta, int | float) and not isinstance(beta, bool)
     if not number and not hasattr(beta, "dtype"):
         raise TypeError(f"beta must be a positive number: got {beta!r}")
-    if number and not beta > 0:
+    if not isinstance(beta, jax.core.Tracer) and not np.all(np.asarray(beta) > 0):
         raise ValueError(f"beta must be positive: got {beta}")

@@ -140,6 +140,9 @@ def test_energy_of_one_head_and_of_huge_states(draw):
     one = run(query[:, 0], key[:, 0])
     assert one.shape == (3,)
     np.testing.assert_allclose(one, run(query, key)[0], rtol=1e-6)
+    of_array = ar.hopfield_energy(query[:, 0], key[:, 0], beta=jnp.array([0.1]))
+    assert of_array.shape == (3,)
+    np.testing.assert_allclose(of_array, one, rtol=1e-6)
     huge = jax.jit(lambda q, k: energy(q, k, beta=0.1, bias=jnp.full((3, 5), 3e38)))
     assert not np.isnan(huge(query * 1e38, key * 1e38)).any()
 
@@ -172,6 +175,10 @@ def test_wrong_arguments():
         hopfield(x, x, x, beta=1.0, steps=0)
     with pytest.raises(ValueError, match="beta must be positive: got -1"):
         hopfield(x, x, x, beta=-1)
+    for beta in (jnp.array(-1.0), np.float32(-1), jnp.array([1.0, -1.0]), np.array(np.nan)):
+        with pytest.raises(ValueError, match="beta must be positive: got .*(-1|nan)"):
+            energy(x, x, beta=beta)
+    assert hopfield(x, x, x, beta=1.0, steps=np.int64(2)).shape == (3, 4)
     with pytest.raises(TypeError, match="beta must be a positive number: got 'rsqrt_dim'"):
         energy(x, x, beta="rsqrt_dim")
     for steps in (1, 2):
