@@ -44,7 +44,10 @@ def linear_attention(
       feature_map: ``"elu_plus_one"``; ``ar.Performer(ar.random_features(rng, D, m))``, which
         estimates softmax attention; or a function phi from ``[..., D]`` to ``[..., F]``, with
         ``phi(q) . phi(k) > 0`` (a query for which all of these are 0 gets 0). It is given float32
-        or float64.
+        or float64. Of its features, those below about 1e-37 S of the largest of the keys seen, or
+        1e-37 F of the largest of the query, count as 0 (1e-307 in float64), in values and weights
+        alike: ``[exp(x), exp(-x)]`` gives 0 for q = -a, k = a if a > 42. The other maps have no
+        such limit.
       mask: None; one that is the same for all queries (``ar.masks.lengths``, or an array ``[...,
         1, S]``); ``ar.masks.causal``, with any offset; or these combined with ``&``.
       chunk_size: a power of two: positions that a causal mask works on at once. It changes speed

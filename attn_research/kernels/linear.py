@@ -52,8 +52,8 @@ def summary(keys: Features, value: jax.Array) -> LinearState:
     """The state after these keys; without keys (S = 0), the empty state."""
     log_scale = lax.stop_gradient(jnp.max(keys.log, -2, initial=-jnp.inf))
     weights = _scaled(keys, 0, _finite(log_scale)[..., None, :])
-    kv = contract("...fs,...sd->...fd", weights.swapaxes(-1, -2), value)
-    return LinearState(kv, weights.sum(-2), log_scale)
+    sums = contract("...fs,...sd->...fd", weights.swapaxes(-1, -2), _and_one(value))
+    return LinearState(sums[..., :-1], sums[..., -1], log_scale)
 
 
 def merge(first: LinearState, second: LinearState) -> LinearState:
@@ -71,7 +71,7 @@ def merge(first: LinearState, second: LinearState) -> LinearState:
 def read(state: LinearState, queries: Features) -> tuple[jax.Array, jax.Array]:
     """Context ``[..., T, Dv]`` of queries that see all of the state, and whether they do see
     anything, ``[..., T]``."""
-    return _ratio(*_past(state, queries, _top(queries.log + state.log_scale[..., None, :])))
+    return _ratio(_past(state, queries, _top(queries.log + state.log_scale[..., None, :])))
 
 
 def causal(
@@ -107,10 +107,9 @@ def causal(
         keys = key_features(feature_map, xs[1], xs[3][..., 0])
         seen = lax.cummax(lax.stop_gradient(keys.log), keys.log.ndim - 2)
         top = _top(queries.log + jnp.maximum(seen, state.log_scale[..., None, :]))
-        past, past_total = _past(state, queries, top)
         weights = _within(queries, keys, top)
-        context = clip_finite(past + contract("...ts,...sd->...td", weights, xs[2]))
-        out = _ratio(context, past_total + weights.sum(-1))
+        chunk = contract("...ts,...sd->...td", weights, _and_one(xs[2]))
+        out = _ratio(clip_finite(_past(state, queries, top) + chunk))
         return merge(state, summary(keys, xs[2])), out
 
     state = summary(key_features(feature_map, before[0], before[2][..., 0]), before[1])
@@ -178,10 +177,16 @@ def _halves(x: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     return x[..., 0, :, :], x[..., 1, :, :]
 
 
-def _past(state: LinearState, queries: Features, top: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _past(state: LinearState, queries: Features, top: jax.Array) -> jax.Array:
+    """Sums of weighted values and, last, of weights, ``[..., T, Dv + 1]``."""
     weights = _scaled(queries, state.log_scale[..., None, :], top)
-    context = contract("...tf,...fd->...td", weights, state.kv)
-    return context, jnp.einsum("...tf,...f->...t", weights, state.normalizer)
+    sums = jnp.concatenate([state.kv, state.normalizer[..., None]], -1)
+    return contract("...tf,...fd->...td", weights, sums)
+
+
+def _and_one(value: jax.Array) -> jax.Array:
+    """``[v, 1]``: a weight that is lost to rounding is then lost to both sums."""
+    return jnp.concatenate([value, jnp.ones_like(value, shape=(*value.shape[:-1], 1))], -1)
 
 
 def _scaled(features: Features, plus: Any, minus: jax.Array) -> jax.Array:
@@ -199,7 +204,8 @@ def _finite(log: jax.Array) -> jax.Array:
     return jnp.where(log == -jnp.inf, 0, log)
 
 
-def _ratio(context: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _ratio(sums: jax.Array) -> tuple[jax.Array, jax.Array]:
+    context, total = sums[..., :-1], sums[..., -1]
     seen = total != 0
     total = jnp.where(seen, total, 1)
     scale = lax.stop_gradient(total)  # with it the derivative has no total^2, which may vanish

@@ -219,3 +219,20 @@ def test_features_of_masked_keys_may_be_anything(mask, draw):
     want = linear_attention(query[:3], key[:3], value[:3], feature_map=pole, mask=masks.causal())
     assert np.isfinite(got).all()
     np.testing.assert_allclose(got[2], want[2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=["all", "causal"])
+def test_features_of_too_wide_a_range_are_lost_to_values_and_weights_alike(mask):
+    def hedgehog(x):
+        return jnp.concatenate([jnp.exp(x), jnp.exp(-x)], -1)
+
+    @jax.jit
+    @jax.vmap
+    def run(a):
+        q, k, v = (jnp.full((3, 1), x) for x in (-a, a, 7.0))
+        return linear_attention(q, k, v, feature_map=hedgehog, mask=mask)
+
+    a = jnp.linspace(38, 50, 97)
+    got = np.asarray(run(a))[..., 0]
+    assert (np.isclose(got, 7, rtol=1e-6) | (got == 0)).all(), "a mean of values, or nothing"
+    assert (got[a < 42] != 0).all()
