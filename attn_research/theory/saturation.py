@@ -48,6 +48,8 @@ def expected_max_of_normals(n: float) -> float:
     [0.0, 0.56419, 1.538753, 3.241436, 4.862897]
     """
     at_least(1, n=n)
+    if n > 1e15:
+        raise ValueError(f"n must be at most 1e15: got {n}")
     x, weights = normal_nodes(1 / 64)  # weights = phi(x) dx
     tail = np.array([math.erfc(abs(t) / math.sqrt(2)) / 2 for t in x])
     log_cdf = np.where(x < 0, np.log(tail), np.log1p(-tail))
@@ -149,7 +151,8 @@ def expected_entropy(n: int, std: float) -> float:
     >>> [round(expected_entropy(64, std), 4) for std in (0.0, 1.0, 4.0, 16.0)]
     [4.1589, 3.6847, 1.3081, 0.264]
     """
-    return expected_log_sum_exp(n, std) - stein_mean_logit(expected_trace(n, std), std)
+    attended = stein_mean_logit(expected_trace(n, std), std)
+    return max(0.0, expected_log_sum_exp(n, std) - attended)
 
 
 def _laplace(n: int, std: float) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:

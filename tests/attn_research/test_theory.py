@@ -192,6 +192,9 @@ def test_softmax_of_equal_logits_and_of_one():
     for std in (0.3, 7.0):
         assert theory.expected_trace(1, std) == pytest.approx(0, abs=1e-13)
         assert theory.expected_log_sum_exp(1, std) == pytest.approx(0, abs=1e-12)
+    for std in (0.0, 1.0, 100.0, 1000.0):
+        assert 0 <= theory.expected_entropy(1, std) < 1e-13
+        assert 0 <= theory.expected_trace(1, std) < 1e-13
 
 
 def test_the_trace_of_two_keys():
@@ -258,6 +261,7 @@ def test_freezing():
         (lambda: theory.expected_trace(4, math.nan), "std must .* got nan"),
         (lambda: theory.saturated_trace(4, 0.0), "std must be a finite number above 0: got 0.0"),
         (lambda: theory.expected_max_of_normals(0.5), "n must .* at least 1: got 0.5"),
+        (lambda: theory.saturated_trace(1e16, 9.0), r"n must be at most 1e15: got 1e\+16"),
         (lambda: theory.kernel_variance("glorot", 4, 4), "unknown init 'glorot': did you mean"),
     ],
 )
