@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from attn_research import masks
@@ -58,7 +59,7 @@ class KVCache:
         value_dim = key_dim if value_dim is None else value_dim
         sizes = dict(max_length=max_length, heads=heads, key_dim=key_dim, value_dim=value_dim)
         for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
                 raise ValueError(f"{name} must be a positive integer: got {size}")
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"dtype must be floating: got {jnp.dtype(dtype)}")
@@ -79,6 +80,11 @@ class KVCache:
         key, value = jnp.asarray(key), jnp.asarray(value)
         for name, x, into in (("key", key, self.key), ("value", value, self.value)):
             _check_fits(name, x.shape, into.shape)
+        if jnp.ndim(self.length):
+            raise ValueError(
+                f"length must be a scalar: got shape {jnp.shape(self.length)}; for a length of its "
+                "own for each batch element, jax.vmap(KVCache.append)(cache, key, value)"
+            )
         t, max_length = key.shape[-3], self.key.shape[-3]
         if value.shape[-3] != t:
             raise ValueError(

@@ -149,7 +149,7 @@ def summary(
       expected: see ``distance_to_diagonal``.
 
     Returns:
-      ``"<diagnostic>/mean"`` and ``"<diagnostic>/q<quantile>"`` for each of ``entropy``,
+      ``"<diagnostic>/mean"`` and ``"<diagnostic>/q<quantile>"`` (q0, q0.05, ..., q1) for each of ``entropy``,
       ``effective_keys``, ``participation``, ``max_weight``, ``distance_to_diagonal`` and
       ``jacobian_norm``: NaN if no row is alive, or if one of them holds NaN. ``"rows/alive"`` and
       ``"rows/dead"``: int32, how many rows that are not left out see something, and nothing.
@@ -178,7 +178,8 @@ def summary(
         rows = _flatten(rows, per_head)
         out[f"{name}/mean"] = mean = jnp.where(alive, rows, 0).sum(-1) / alive.sum(-1)
         for q, value in zip(quantiles, _quantiles(rows, alive, quantiles), strict=True):
-            out[f"{name}/q{q:g}"] = jnp.where(jnp.isnan(mean), jnp.nan, value)
+            digits = repr(float(q)).removesuffix(".0")
+            out[f"{name}/q{digits}"] = jnp.where(jnp.isnan(mean), jnp.nan, value)
     out["rows/alive"] = alive.sum(-1, dtype=jnp.int32)
     out["rows/dead"] = _flatten(dead & counted, per_head).sum(-1, dtype=jnp.int32)
     return out
@@ -266,7 +267,9 @@ def _quantiles(rows: jax.Array, alive: jax.Array, quantiles: tuple[float, ...]) 
         below = jnp.minimum(jnp.floor(place).astype(jnp.int32), last)
         ends = (below, jnp.minimum(below + 1, last))
         low, high = (jnp.take_along_axis(ordered, end, -1) for end in ends)
-        out.append((low + (high - low) * (place - below))[..., 0])
+        part = place - below
+        between = (part > 0) & (low < high)  # of inf and inf there is nothing to take
+        out.append(jnp.where(between, low + (high - low) * part, low)[..., 0])
     return out
 
 

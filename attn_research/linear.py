@@ -71,7 +71,8 @@ def linear_attention(
     [1.     2.6364]
     """
     feature_map = feature_maps.resolve(feature_map)
-    if type(chunk_size) is not int or chunk_size < 1 or chunk_size & (chunk_size - 1):
+    whole = isinstance(chunk_size, int | np.integer) and not isinstance(chunk_size, bool)
+    if not whole or chunk_size < 1 or chunk_size & (chunk_size - 1):
         raise ValueError(f"chunk_size must be a power of two: got {chunk_size}")
     query, key, value = _arrays(query, key, value)
     one_head = query.ndim == 2
@@ -100,7 +101,7 @@ def linear_attention(
         context, seen = kernel.read(state, kernel.query_features(feature_map, query))
         bad = first_bad < S
     else:
-        context, seen = kernel.causal(query, key, value, visible, offset, feature_map, chunk_size)
+        context, seen = kernel.causal(query, key, value, visible, offset, feature_map, int(chunk_size))
         bad = first_bad <= jnp.arange(T) + offset
     context = jnp.where((bad | bad_query)[..., None], jnp.nan, context)
     context = jnp.where(seen[..., None], context, 0).astype(out_dtype)
@@ -170,6 +171,17 @@ def linear_attention_step(
     """
     feature_map = feature_maps.resolve(feature_map)
     query, key, value = _arrays(query, key, value)
+    batch = state.kv.shape[:-3]
+    try:
+        fits = jnp.broadcast_shapes(batch, *(x.shape[:-2] for x in (query, key, value))) == batch
+    except ValueError:
+        fits = False
+    if query.ndim < 2 or not fits:
+        shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
+        raise ValueError(
+            "query [..., N, Dq], key [..., K, Dk] and value [..., K, Dv] of a step have no axis of "
+            f"positions, and the batch axes of the state, {list(batch)}: got {shapes}"
+        )
     validate.check_axes(
         query[..., None, :, :], key[..., None, :, :], value[..., None, :, :], None, None
     )

@@ -100,21 +100,27 @@ class MultiHead(nn.Module):
     ) -> jax.Array:
         """``attend`` with the options of the module and of this call."""
         rate, rng = self._dropout(deterministic)
-        return attend(
-            query,
-            key,
-            value,
-            score=self.score,
-            score_params=score_params,
-            scale=self._scale(query, score_params),
-            normalizer=self.normalizer,
-            softcap=self.softcap,
-            talking_heads=self._talking_heads(),
-            dropout_rate=rate,
-            dropout_key=rng,
-            implementation=self.implementation,
-            **call,
-        )
+        scale, talking_heads = self._scale(query, score_params), self._talking_heads()
+        try:
+            return attend(
+                query,
+                key,
+                value,
+                score=self.score,
+                score_params=score_params,
+                scale=scale,
+                normalizer=self.normalizer,
+                softcap=self.softcap,
+                talking_heads=talking_heads,
+                dropout_rate=rate,
+                dropout_key=rng,
+                implementation=self.implementation,
+                **call,
+            )
+        except (TypeError, AttributeError) as error:
+            if callable(self.score) and self.score_init is None and "None" in str(error):
+                error.add_note("score got None for parameters: score_init=... draws them")
+            raise
 
     def _out(self, context: jax.Array, features: int) -> jax.Array:
         """``context [..., T, N, D]`` -> ``[..., T, out_features or features]``."""

@@ -232,7 +232,7 @@ def check_broadcastable(name: str, own: tuple[int, ...], shape: tuple[int, ...])
         hint = f"; for a mask of keys per batch element, use {name}[:, None, None, :]"
     elif len(own) == 3 and len(shape) > 3 and own == (shape[0], *shape[-2:]):
         hint = f"; for one matrix per batch element, use {name}[:, None]"
-    elif len(own) > 1 and own[-2:] == (shape[-1], shape[-2]):
+    elif len(own) > 1 and own[-2:] == (shape[-1], shape[-2]) != shape[-2:]:
         hint = f"; queries come before keys: use {name}.swapaxes(-2, -1)"
     raise ValueError(
         f"{name} must broadcast to [..., N, T, S] = {list(shape)}: got {list(own)}{hint}"

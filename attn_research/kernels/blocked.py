@@ -52,7 +52,7 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
 
                     def mix(weights: jax.Array) -> jax.Array:
                         weights = one.mixing(weights, visible, row, col)
-                        return jnp.einsum("hgrc,hcd->hgrd", weights.astype(dtype), value)
+                        return _rows(_merge(weights.astype(dtype)) @ value, weights)
 
                     return plan.stream.step(carry, one.normalizer, found, logits, visible, mix)
 
@@ -104,7 +104,8 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
                         lambda *x: one.logits(*x, row, col), *one.arguments(row, col), has_aux=True
                     )
                     here, found = one.rows_of((d_context, delta, kept), row), constants.found
-                    d_mixed = jnp.einsum("hgrd,hcd->hgrc", here[0], value)
+                    d_rows = _merge(here[0])
+                    d_mixed = _rows(jnp.einsum("hxd,hcd->hxc", d_rows, value), logits)
                     weights, d_logits, d_normalizer = plan.stream.pull(
                         one.normalizer,
                         one.rows_of(found, row),
@@ -115,7 +116,7 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
                         here[1],
                     )
                     mixed = one.mixing(weights, visible, row, col)
-                    d_value += jnp.einsum("hgrc,hgrd->hcd", mixed.astype(dtype), here[0])
+                    d_value += jnp.einsum("hxc,hxd->hcd", _merge(mixed.astype(dtype)), d_rows)
                     dq, dk, db, ds, do = back(d_logits.astype(logits.dtype))
                     d_query = _add(d_query, dq, (0, 0, row, 0))
                     if db is not None:
@@ -151,6 +152,16 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
 
 
 attend.defvjp(_forward, _backward)
+
+
+def _merge(x: jax.Array) -> jax.Array:
+    """``[H, G, rows, ...]`` -> ``[H, G rows, ...]``: products over several axes are slow."""
+    return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+def _rows(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Back, for the H, G and rows of ``like``."""
+    return x.reshape(*like.shape[:3], x.shape[-1])
 
 
 def _join(blocks: jax.Array, axis: int) -> jax.Array:

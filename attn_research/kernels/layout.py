@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_research import dropout, numerics, scaling
-from attn_research.kernels import additive, blocked, dense, streams
+from attn_research.kernels import additive, blocked, distance, streams
 from attn_research.kernels.blocks import Constants, Inputs, Plan
 from attn_research.params import PerHead
 
@@ -96,7 +96,7 @@ def block_sizes(
     pairwise: Any, key_heads: int, G: int, T: int, S: int, E: int
 ) -> tuple[int, int, int]:
     """Key heads computed together, rows and columns of a block."""
-    if pairwise == "dot":
+    if pairwise in ("dot", "squared_distance"):
         rows, cols = min(T, 512), min(S, 512)
         most = max(2**19 // (rows * cols * G), 1)
     else:
@@ -227,7 +227,7 @@ def _logits(problem: Problem, own: Any, each_head: Any) -> tuple[Any, Any, Any]:
         if bias is not None:
             x = numerics.clip_finite(x + bias.astype(x.dtype))
         # This also stands between the product and the difference from the largest: see softmax.py
-        return jnp.minimum(x, jnp.finfo(x.dtype).max), kept
+        return numerics.clip_finite(x), kept
 
     return logits, shared, mine
 
@@ -235,13 +235,15 @@ def _logits(problem: Problem, own: Any, each_head: Any) -> tuple[Any, Any, Any]:
 def _pairs(pairwise: Any, params: Any, per_head: bool, query: Any, key: Any) -> jax.Array:
     """``[H, G, rows, E]``, ``[H, cols, E]`` -> ``[H, G, rows, cols]``."""
     if pairwise == "dot":
-        return numerics.contract("hgre,hce->hgrc", query, key)
+        merged = query.reshape(query.shape[0], -1, query.shape[-1])
+        out = numerics.contract("hxe,hce->hxc", merged, key)
+        return out.reshape(*query.shape[:-1], key.shape[-2])
 
     def f(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
         if pairwise == "additive":
             return additive.sum_tanh(query, key, params["v"].astype(query.dtype))
         if pairwise == "squared_distance":
-            return dense.logits(pairwise, params, query[:, None], key[:, None])[0]
+            return _squared_distance(params, query, key)
         return pairwise(params, query, key)
 
     H, G = query.shape[:2]
@@ -250,6 +252,16 @@ def _pairs(pairwise: Any, params: Any, per_head: bool, query: Any, key: Any) -> 
         return f(params, query[0, 0], key[0])[None, None]
     over = jax.vmap(f, in_axes=(0 if per_head else None, 0, None))
     return jax.vmap(over, in_axes=(0 if per_head else None, 0, 0))(params, query, key)
+
+
+def _squared_distance(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
+    """As in ``dense.py``, of ``[rows, E]`` and ``[cols, E]``."""
+    top = float(jnp.finfo(query.dtype).max) / 4
+    factor = jnp.asarray((params or {}).get("factor", 1.0), query.dtype)
+    bound = [jnp.clip(x, -top, top) for x in (query, key)]
+    squares = distance.minus_squares(*bound, jax.lax.stop_gradient(factor))
+    far = squares == -jnp.inf
+    return jnp.where(far, -4 * top, numerics.clip_finite(jnp.where(far, 0, squares) * factor))
 
 
 def _pad(x: jax.Array, axis: int, size: int, value: Any) -> jax.Array:

@@ -241,6 +241,18 @@ def test_masks_and_biases_of_the_calls(rng):
             held = params | cache
 
 
+def test_a_length_for_each_batch_element_is_for_vmap():
+    cache = ar.KVCache.empty((2,), np.int64(4), np.int32(1), 3)
+    cache = dataclasses.replace(cache, length=jnp.array([1, 2]))
+    new = jnp.ones((2, 1, 1, 3))
+    with pytest.raises(ValueError, match=r"must be a scalar: got shape \(2,\);.*jax.vmap"):
+        cache.append(new, new)
+    after = jax.vmap(ar.KVCache.append)(cache, new, new)
+    assert after.length.tolist() == [2, 3]
+    assert after.key[..., 0, 0].tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]
+    assert after.mask(1).as_array(1, 4).sum(-1).ravel().tolist() == [2, 3]
+
+
 def test_errors_of_decoding(rng):
     layer = ar.SelfAttention(num_heads=2, decode=True)
     apply = functools.partial(layer.apply, mutable=["cache"])

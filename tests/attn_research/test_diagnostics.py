@@ -201,6 +201,16 @@ def test_summary_tells_nan_from_nothing():
     assert got["entropy/q0.5"].shape == (3,)
 
 
+def test_quantiles_of_inf_and_quantiles_that_are_close():
+    weights = jnp.array([[0.25], [0.5], [jnp.inf], [jnp.inf]])
+    quantiles = (0, 1 / 3, 0.5, 0.9, 1.0)
+    got = jax.jit(lambda w: diagnostics.summary(w, quantiles))(weights)
+    got = [got[f"max_weight/q{q}"] for q in ("0", "0.3333333333333333", "0.5", "0.9", "1")]
+    np.testing.assert_allclose(got, [0.25, 0.5, np.inf, np.inf, np.inf])
+    close = diagnostics.summary(jnp.ones((2, 2)), (0.5, 0.5000001))
+    assert "entropy/q0.5" in close and "entropy/q0.5000001" in close
+
+
 def test_saturation_shows_in_the_median_and_not_in_the_mean(draw):
     query, key, _ = draw(T=40, S=16, N=1).cast(jnp.float32)
     query = query.at[:, ::4].multiply(1e-3).at[:, 1::4].multiply(1e3)

@@ -99,6 +99,11 @@ WRONG = [
 ]
 
 
+def test_square_matrices_are_not_said_to_be_swapped():
+    with pytest.raises(ValueError, match=r"bias must broadcast to .*: got \[3, 1, 5, 5\]$"):
+        ar.attend(K, K, V, bias=x(3, 1, 5, 5))
+
+
 @pytest.mark.parametrize(
     ("arrays", "options", "error", "message"), WRONG, ids=lambda x: str(x)[:20]
 )

@@ -118,7 +118,7 @@ def test_the_chunk_size_changes_nothing(draw):
     mask = masks.causal() & masks.lengths(np.array([13, 7]))
     want = formula(name, *drawn, np.asarray(mask.as_array(13, 13)))
     with jax.enable_x64(True):
-        for size in (1, 4, 64):
+        for size in (1, np.int64(4), 64):
             options = dict(feature_map=MAPS[name](), mask=mask, chunk_size=size)
             run = jax.jit(lambda *x, options=options: linear_attention(*x, **options))
             np.testing.assert_allclose(run(*drawn), want, atol=1e-12)
@@ -239,3 +239,11 @@ def test_what_is_refused(draw):
     with pytest.raises(ValueError, match=r"kv \[..., K, F, Dv\] = \[2, 6, 3\].*\[2, 2, 4, 3\]"):
         step = query[:, 0], key[:, 0], value[:, 0]
         linear_attention_step(state, *step, feature_map=MAPS["performer"]())
+    layout = r"\[..., N, Dq\].* no axis of positions, .* state, \[2\]: got "
+    for wrong in (
+        (query[0, 0, 0], key[0, 0, 0], value[0, 0, 0]),
+        (query[:, :1], key[:, :1], value[:, :1]),
+        tuple(jnp.tile(x[:1, 0], (3, 1, 1)) for x in inputs),
+    ):
+        with pytest.raises(ValueError, match=layout):
+            linear_attention_step(state, *wrong)

@@ -283,6 +283,10 @@ def test_wrong_sizes_are_errors():
     ):
         with pytest.raises(ValueError, match=error):
             jax.eval_shape(ar.SelfAttention(num_heads=4, **wrong).init, jax.random.key(0), x)
+    layer = ar.SelfAttention(num_heads=2, score=weighted_l1)
+    with pytest.raises(TypeError) as caught:
+        jax.eval_shape(layer.init, jax.random.key(0), x)
+    assert "score_init" in caught.value.__notes__[0]
     layer = ar.SelfAttention(num_heads=2)
     with pytest.raises(ValueError, match="score_state is not for score 'dot'"):
         layer.init(jax.random.key(0), x, score_state=jnp.ones((1, 2, 3)))
