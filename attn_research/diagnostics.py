@@ -149,10 +149,10 @@ def summary(
       expected: see ``distance_to_diagonal``.
 
     Returns:
-      ``"<diagnostic>/mean"`` and ``"<diagnostic>/q<quantile>"`` (q0, q0.05, ..., q1) for each of ``entropy``,
-      ``effective_keys``, ``participation``, ``max_weight``, ``distance_to_diagonal`` and
-      ``jacobian_norm``: NaN if no row is alive, or if one of them holds NaN. ``"rows/alive"`` and
-      ``"rows/dead"``: int32, how many rows that are not left out see something, and nothing.
+      ``"<diagnostic>/mean"`` and ``"<diagnostic>/q<quantile>"`` (q0, q0.5, q1) for each of
+      ``entropy``, ``effective_keys``, ``participation``, ``max_weight``, ``distance_to_diagonal``
+      and ``jacobian_norm``: NaN if no row is alive, or if one of them holds NaN. ``"rows/alive"``
+      and ``"rows/dead"``: int32, how many rows that are not left out see something, and nothing.
 
     >>> stats = summary(jnp.array([[1.0, 0.0], [0.5, 0.5], [0.0, 0.0]]), quantiles=(0.5,))
     >>> {name: round(float(x), 4) for name, x in stats.items() if name.startswith(("ent", "rows"))}
@@ -267,9 +267,8 @@ def _quantiles(rows: jax.Array, alive: jax.Array, quantiles: tuple[float, ...]) 
         below = jnp.minimum(jnp.floor(place).astype(jnp.int32), last)
         ends = (below, jnp.minimum(below + 1, last))
         low, high = (jnp.take_along_axis(ordered, end, -1) for end in ends)
-        part = place - below
-        between = (part > 0) & (low < high)  # of inf and inf there is nothing to take
-        out.append(jnp.where(between, low + (high - low) * part, low)[..., 0])
+        between = (place > below) & (low < high)  # else, inf - inf
+        out.append(jnp.where(between, low + (high - low) * (place - below), low)[..., 0])
     return out
 
 
