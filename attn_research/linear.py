@@ -170,18 +170,18 @@ def linear_attention_step(
     [[2.6364]]
     """
     feature_map = feature_maps.resolve(feature_map)
-    query, key, value = _arrays(query, key, value)
-    batch = state.kv.shape[:-3]
+    batch, shapes = state.kv.shape[:-3], [jnp.shape(x) for x in (query, key, value)]
     try:
-        fits = jnp.broadcast_shapes(batch, *(x.shape[:-2] for x in (query, key, value))) == batch
+        fits = jnp.broadcast_shapes(batch, *(shape[:-2] for shape in shapes)) == batch
     except ValueError:
         fits = False
-    if query.ndim < 2 or not fits:
-        shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
+    if not fits or min(map(len, shapes)) < 2:
         raise ValueError(
             "query [..., N, Dq], key [..., K, Dk] and value [..., K, Dv] of a step have no axis of "
-            f"positions, and the batch axes of the state, {list(batch)}: got {shapes}"
+            f"positions, and the batch axes of the state, {list(batch)}: got "
+            + ", ".join(str(list(shape)) for shape in shapes)
         )
+    query, key, value = _arrays(query, key, value)
     validate.check_axes(
         query[..., None, :, :], key[..., None, :, :], value[..., None, :, :], None, None
     )
