@@ -101,7 +101,9 @@ def linear_attention(
         context, seen = kernel.read(state, kernel.query_features(feature_map, query))
         bad = first_bad < S
     else:
-        context, seen = kernel.causal(query, key, value, visible, offset, feature_map, int(chunk_size))
+        context, seen = kernel.causal(
+            query, key, value, visible, offset, feature_map, int(chunk_size)
+        )
         bad = first_bad <= jnp.arange(T) + offset
     context = jnp.where((bad | bad_query)[..., None], jnp.nan, context)
     context = jnp.where(seen[..., None], context, 0).astype(out_dtype)
