@@ -1,7 +1,6 @@
 """Which implementation computes a call of ``attend``."""
 
 import math
-from typing import Any
 
 from attn_research import normalizers, scaling, scores
 from attn_research.validate import Inputs, Options
@@ -14,7 +13,7 @@ def implementation(inputs: Inputs, options: Options) -> str:
         raise ValueError(f"implementation={named!r} cannot do {refusal}: use 'dense'")
     if refusal or not math.prod(inputs.shape):  # nothing there: no array to avoid
         return "dense"
-    return named or ("blocked" if _is_large(inputs) else "dense")
+    return named or preferred(inputs)
 
 
 def why_not_blocked(options: Options) -> str:
@@ -42,6 +41,7 @@ def _counts(options: Options) -> bool:
     return log_n or normalizers.get(options.normalizer).STREAMS == "elementwise"
 
 
-def _is_large(inputs: Inputs) -> Any:
+def preferred(inputs: Inputs) -> str:
+    """The faster one, of those that can do it."""
     T, S = inputs.shape[-2:]
-    return T > 1 and T * S >= 2**16
+    return "blocked" if T > 1 and T * S >= 2**15 else "dense"

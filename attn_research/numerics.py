@@ -76,8 +76,14 @@ def contract(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
     >>> print(contract("d,sd->s", big, jnp.stack([big * jnp.array([1, -1]), big])))
     [0.0000000e+00 3.4028235e+38]
     """
+    return grow(*contract_parts(spec, x, y))
+
+
+def contract_parts(spec: str, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
+    """``contract`` is ``grow`` of these two: a contraction that cannot overflow, and by what it is
+    to be multiplied, with the last axis left at 1."""
     if x.dtype == jnp.float16 and y.dtype == jnp.float16:  # at most 65504^2 d: cannot overflow
-        return _plain(spec, x, y)
+        return _plain(spec, x, y), 1.0
     if x.dtype == jnp.float16:  # it has too few exponents to divide in
         x = x.astype(jnp.float32)
     # x / power must sum below the largest number, and 1 / power be a normal one: XLA multiplies by
@@ -90,7 +96,7 @@ def contract(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
     small = jnp.clip(x, -top, top) / power.astype(x.dtype)
     left, out = spec.split(",")[0], spec.split("->")[1]
     power = jnp.einsum(f"{left}->{out[:-1]}{left[-1]}", power)
-    return grow(_plain(spec, small, y), power)
+    return _plain(spec, small, y), power
 
 
 @functools.partial(contract.defjvp, symbolic_zeros=True)

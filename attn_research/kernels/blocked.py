@@ -37,32 +37,38 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
     width = inputs.value.shape[-1]
 
     def element(m: jax.Array) -> Any:
-        one = Element(plan, inputs, constants, m)
+        one = Element(plan, inputs, constants, m, turned=False)
 
         def row_block(i: jax.Array) -> Any:
-            row = i * plan.rows
-            found = one.rows_of(constants.found, row)
+            row = i * one.rows
+            count = one.rows_of(constants.count, row)
 
             def column_block(carry: Any, j: Any) -> Any:
-                col = j * plan.cols
+                col = j * one.cols
 
                 def see(carry: Any) -> Any:
-                    logits, visible = one.logits(*one.arguments(row, col), row, col)
-                    value = lax.dynamic_slice_in_dim(one.value, col, plan.cols, -2)
+                    arguments = one.arguments(row, col)
+                    visible = largest = None
+                    if plan.rising is not None and one.all_rise():
+                        logits, largest = plan.rising(one.own, *arguments[:2])
+                    else:
+                        logits, visible = one.logits(*arguments, row, col)
+                    value = one.cols_of(one.value, col)
 
                     def mix(weights: jax.Array) -> jax.Array:
-                        weights = one.mixing(weights, visible, row, col)
-                        return _rows(_merge(weights.astype(dtype)) @ value, weights)
+                        weights = one.mixing(weights, visible, row, col).astype(dtype)
+                        merged = weights.reshape(one.H, one.G * one.rows, one.cols)
+                        return (merged @ value).reshape(*weights.shape[:3], width)
 
-                    return plan.stream.step(carry, one.normalizer, found, logits, visible, mix)
+                    return plan.stream.step(carry, one, count, logits, visible, largest, mix)
 
                 return _unless_empty(one, row, col, see, carry), None
 
-            start = plan.stream.start((one.H, one.G, plan.rows), width, dtype)
-            blocks = jnp.arange(one.key.shape[-2] // plan.cols)
-            return plan.stream.finish(lax.scan(column_block, start, blocks)[0])
+            start = plan.stream.start((one.H, one.G, one.rows), width, dtype)
+            return plan.stream.finish(lax.scan(column_block, start, jnp.arange(blocks[1]))[0])
 
-        rows = lax.map(row_block, jnp.arange(one.query.shape[-2] // plan.rows))
+        blocks = one.blocks()
+        rows = lax.map(row_block, jnp.arange(blocks[0]))
         return jax.tree.map(functools.partial(_join, axis=2), rows)
 
     return lax.map(element, jnp.arange(inputs.query.shape[0]))
@@ -83,40 +89,40 @@ def _forward(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
 def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
     inputs, constants, context, kept = residuals
     d_context, d_lse = cotangents
-    dtype = d_context.dtype
-    delta = plan.stream.delta(kept, context, d_context, d_lse)
-    blocks = inputs.query.shape[-2] // plan.rows, inputs.key.shape[-2] // plan.cols
+    dtype, width = d_context.dtype, d_context.shape[-1]
+    delta = plan.stream.delta(context, d_context, d_lse)
 
     def element(carry: Any, m: jax.Array) -> Any:
         d_bias, d_shared, d_heads = carry
-        one = Element(plan, inputs, constants, m)
+        one = Element(plan, inputs, constants, m, turned=True)
+        blocks = one.blocks()
 
         def column_block(carry: Any, j: jax.Array) -> Any:
-            col = j * plan.cols
-            value = lax.dynamic_slice_in_dim(one.value, col, plan.cols, -2)
+            col = j * one.cols
+            value = one.cols_of(one.value, col)
 
             def row_block(carry: Any, i: Any) -> Any:
-                row = i * plan.rows
+                row = i * one.rows
 
                 def see(carry: Any) -> Any:
                     d_query, d_key, d_value, d_bias, d_shared, d_heads = carry
                     logits, back, visible = jax.vjp(
                         lambda *x: one.logits(*x, row, col), *one.arguments(row, col), has_aux=True
                     )
-                    here, found = one.rows_of((d_context, delta, kept), row), constants.found
-                    d_rows = _merge(here[0])
-                    d_mixed = _rows(jnp.einsum("hxd,hcd->hxc", d_rows, value), logits)
+                    d_rows, delta_here, kept_here = one.rows_of((d_context, delta, kept), row)
+                    d_rows = d_rows.reshape(one.H, one.G * one.rows, width)
+                    d_mixed = jnp.einsum("hcd,hxd->hcx", value, d_rows).reshape(logits.shape)
                     weights, d_logits, d_normalizer = plan.stream.pull(
-                        one.normalizer,
-                        one.rows_of(found, row),
-                        here[2],
+                        one,
+                        one.rows_of(constants.count, row),
+                        kept_here,
                         logits,
                         visible,
                         one.drop(d_mixed, row, col),
-                        here[1],
+                        delta_here,
                     )
-                    mixed = one.mixing(weights, visible, row, col)
-                    d_value += jnp.einsum("hxc,hxd->hcd", _merge(mixed.astype(dtype)), d_rows)
+                    mixed = one.mixing(weights, visible, row, col).astype(dtype)
+                    d_value += mixed.reshape(one.H, one.cols, one.G * one.rows) @ d_rows
                     dq, dk, db, ds, do = back(d_logits.astype(logits.dtype))
                     d_query = _add(d_query, dq, (0, 0, row, 0))
                     if db is not None:
@@ -127,9 +133,8 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
                 return _unless_empty(one, row, col, see, carry), None
 
             d_query, *rest = carry
-            key = lax.dynamic_slice_in_dim(one.key, col, plan.cols, -2)
-            start = d_query, jnp.zeros_like(key), jnp.zeros(value.shape, dtype), *rest
-            carry, _ = lax.scan(row_block, start, jnp.arange(blocks[0]))
+            zeros = jnp.zeros_like(one.cols_of(one.key, col)), jnp.zeros(value.shape, dtype)
+            carry, _ = lax.scan(row_block, (d_query, *zeros, *rest), jnp.arange(blocks[0]))
             d_query, d_key, d_value, *rest = carry
             return (d_query, *rest), (d_key, d_value)
 
@@ -152,16 +157,6 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
 
 
 attend.defvjp(_forward, _backward)
-
-
-def _merge(x: jax.Array) -> jax.Array:
-    """``[H, G, rows, ...]`` -> ``[H, G rows, ...]``: products over several axes are slow."""
-    return x.reshape(x.shape[0], -1, x.shape[-1])
-
-
-def _rows(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Back, for the H, G and rows of ``like``."""
-    return x.reshape(*like.shape[:3], x.shape[-1])
 
 
 def _join(blocks: jax.Array, axis: int) -> jax.Array:

@@ -2,7 +2,8 @@
 
 Heads are laid out as ``[M, H, G, ...]``: M = batch elements times groups of H key heads, which are
 computed together, and G query heads to a key head. T' and S' are T and S rounded up to whole blocks
-of ``rows`` queries and ``cols`` keys.
+of ``rows`` queries and ``cols`` keys. A block is ``[H, G, rows, cols]``, or *turned* ``[H, cols, G,
+rows]``: so the gradient needs it, where turning it costs as much as computing it.
 """
 
 import dataclasses
@@ -20,19 +21,31 @@ from attn_research.mask_algebra import Mask
 
 
 @dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of the blocks: key heads together, queries (of the gradient: ``back_rows``), keys."""
+
+    together: int
+    rows: int
+    cols: int
+    back_rows: int  # divides rows
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """What is known before tracing.
 
-    ``logits(shared, own, q [H, G, rows, E], k [H, cols, E], bias, count)`` gives the logits ``[H,
-    G, rows, cols]``, finite or NaN, and which of them the score keeps (None: all).
+    ``logits(shared, own, q [H, G, rows, E], k [H, cols, E], bias, count, turned)`` gives the logits
+    of a block, finite or NaN, and which of them the score keeps (None: all). If ``rising`` is not
+    None, ``rising(own, q, k)`` gives logits and the largest of each row ``[H, G, rows]`` in less
+    time, where there is neither bias nor count.
     """
 
     logits: Callable[..., tuple[jax.Array, Any]]
+    rising: Callable[..., tuple[jax.Array, jax.Array]] | None
     stream: Any
     batch: tuple[int, ...]
     S: int
-    rows: int
-    cols: int
+    sizes: Sizes
 
 
 @jax.tree_util.register_dataclass
@@ -59,16 +72,19 @@ class Constants:
     bad_key: Any
     bad_value: Any
     count: Any  # visible keys
-    found: Any  # what the normalizer has found for each row: a pytree
     seeds: Any  # [M, H, G, 2]: of dropout
     rate: Any
 
 
 class Element:
-    """Element m of the layout."""
+    """Element m of the layout, its blocks turned or not."""
 
-    def __init__(self, plan: Plan, inputs: Inputs, constants: Constants, m: Any) -> None:
-        self.plan, self.m = plan, m
+    def __init__(
+        self, plan: Plan, inputs: Inputs, constants: Constants, m: Any, turned: bool
+    ) -> None:
+        self.plan, self.constants, self.m, self.turned = plan, constants, m, turned
+        self.rows = plan.sizes.back_rows if turned else plan.sizes.rows
+        self.cols = plan.sizes.cols
         self.query, self.key, self.value = inputs.query[m], inputs.key[m], inputs.value[m]
         self.bias, self.shared = inputs.bias, inputs.shared
         self.H, self.G = self.query.shape[:2]
@@ -79,94 +95,106 @@ class Element:
         )
         self.index = jnp.unravel_index(m // groups, plan.batch) if plan.batch else ()
         self.mask = None if constants.mask is None else constants.mask.element(self.index)
-        self.constants = constants
+
+    def blocks(self) -> tuple[int, int]:
+        """How many, of rows and of columns."""
+        return self.query.shape[-2] // self.rows, self.key.shape[-2] // self.cols
 
     def some(self, row: Any, col: Any) -> Any:
         """Whether the block may have a visible pair."""
-        at = row, col, self.plan.rows, self.plan.cols
-        return True if self.mask is None else self.mask.some(*at)
+        return True if self.mask is None else self.mask.some(row, col, self.rows, self.cols)
 
     def rows_of(self, x: Any, row: Any) -> Any:
         """The block of every leaf ``[M, H, G, T', ...]``."""
-        cut = functools.partial(lax.dynamic_slice_in_dim, slice_size=self.plan.rows, axis=2)
+        cut = functools.partial(lax.dynamic_slice_in_dim, slice_size=self.rows, axis=2)
         return jax.tree.map(lambda leaf: cut(leaf[self.m], row), x)
+
+    def cols_of(self, x: jax.Array, col: Any) -> jax.Array:
+        """The block of ``x [H, S', ...]``."""
+        return lax.dynamic_slice_in_dim(x, col, self.cols, 1)
+
+    def by_row(self, x: jax.Array) -> jax.Array:
+        """``[H, G, rows]`` against a block."""
+        return x[:, None] if self.turned else x[..., None]
+
+    def by_pair(self, x: jax.Array) -> jax.Array:
+        """``[H | 1, G | 1, rows | 1, cols | 1]`` against a block."""
+        return jnp.moveaxis(x, -1, 1) if self.turned else x
 
     def arguments(self, row: Any, col: Any) -> tuple[Any, ...]:
         """Those of ``logits`` that have gradients."""
-        query = lax.dynamic_slice_in_dim(self.query, row, self.plan.rows, -2)
-        key = lax.dynamic_slice_in_dim(self.key, col, self.plan.cols, -2)
+        query = lax.dynamic_slice_in_dim(self.query, row, self.rows, -2)
         bias = None
         if self.bias is not None:
             bias = lax.dynamic_slice(self.bias, self.bias_start(row, col), self._bias_sizes())
-        return query, key, bias, self.shared, self.own
+        return query, self.cols_of(self.key, col), bias, self.shared, self.own
 
     def logits(
         self, query: Any, key: Any, bias: Any, shared: Any, own: Any, row: Any, col: Any
     ) -> tuple[jax.Array, Any]:
         """Those of the block, and where it is visible (None: everywhere)."""
-        plan, constants = self.plan, self.constants
+        constants = self.constants
         count = self.rows_of(constants.count, row)
-        count = None if count is None else count[..., None]
-        by_head = None if bias is None else self._by_head(bias)
-        logits, kept = plan.logits(shared, own, query, key, by_head, count)
-        seen = [] if kept is None else [kept]
-        if by_head is not None:
-            seen.append(by_head != -jnp.inf)
-        if self.mask is not None:
-            seen.append(self._by_head(self.mask.block(row, col, plan.rows, plan.cols)))
-        if self.key.shape[-2] != plan.S:
-            seen.append(col + jnp.arange(plan.cols) < plan.S)
+        count = None if count is None else self.by_row(count)
+        by_pair = None if bias is None else self.by_pair(self._by_head(bias))
+        logits, kept = self.plan.logits(shared, own, query, key, by_pair, count, self.turned)
         bad = None
         if constants.bad_query is not None:
-            bad = self.rows_of(constants.bad_query, row)[..., None]
+            bad = self.by_row(self.rows_of(constants.bad_query, row))
         if constants.bad_key is not None:
-            bad_key = self.cols_of(constants.bad_key, col)
+            bad_key = self._by_col(constants.bad_key[self.m], col)
             bad = bad_key if bad is None else bad | bad_key
         if bad is not None:
             logits = jnp.where(bad, jnp.nan, logits)
+        seen = [] if kept is None else [kept]
+        if by_pair is not None:
+            seen.append(by_pair != -jnp.inf)
+        if self.mask is not None:
+            block = self._by_head(self.mask.block(row, col, self.rows, self.cols))
+            seen.append(self.by_pair(block))
+        if self.key.shape[-2] != self.plan.S:
+            there = col + jnp.arange(self.cols) < self.plan.S
+            seen.append(self.by_pair(there[None, None, None]))
         return logits, functools.reduce(jnp.logical_and, seen) if seen else None
 
-    def cols_of(self, x: jax.Array, col: Any) -> jax.Array:
-        """The block of flags ``[M, H, S']``, against ``[H, G, rows, cols]``."""
-        x = lax.dynamic_slice_in_dim(x[self.m], col, self.plan.cols, -1)
-        return x[:, None, None, :]
+    def all_rise(self) -> bool:
+        """Whether ``rising`` is all that there is to the logits of a block, and all are visible."""
+        constants = self.constants
+        bare = self.mask is None and self.bias is None and constants.bad_key is None
+        return self.plan.rising is not None and bare and self.key.shape[-2] == self.plan.S
+
+    def _by_col(self, x: jax.Array, col: Any) -> jax.Array:
+        return self.by_pair(self.cols_of(x, col)[:, None, None])
 
     def mixing(self, weights: jax.Array, visible: Any, row: Any, col: Any) -> jax.Array:
         """The weights as the values get them: some dropped, NaN where NaN is to be seen."""
         weights = self.drop(weights, row, col)
         if self.constants.bad_value is None:
             return weights
-        bad = self.cols_of(self.constants.bad_value, col)
+        bad = self._by_col(self.constants.bad_value[self.m], col)
         return jnp.where(bad if visible is None else bad & visible, jnp.nan, weights)
 
     def drop(self, x: jax.Array, row: Any, col: Any) -> jax.Array:
         """Dropout, and its transpose."""
-        plan, constants = self.plan, self.constants
-        if constants.seeds is None:
+        seeds, rate = self.constants.seeds, self.constants.rate
+        if seeds is None:
             return x
-        at = row + jnp.arange(plan.rows), col + jnp.arange(plan.cols)
-        kept = dropout.keep(constants.seeds[self.m], constants.rate, *at)
-        return jnp.where(kept, x * (1 / (1 - constants.rate)).astype(x.dtype), 0)
+        at = row + jnp.arange(self.rows), col + jnp.arange(self.cols)
+        kept = self.by_pair(dropout.keep(seeds[self.m], rate, *at))
+        return jnp.where(kept, x * (1 / (1 - rate)).astype(x.dtype), 0)
 
     def bias_start(self, row: Any, col: Any) -> tuple[Any, ...]:
         """Where the block is in the bias."""
         assert self.bias is not None
         *batch, heads, T, S = self.bias.shape
-        lead = [i if size > 1 else 0 for size, i in zip(batch, self._bias_index(), strict=True)]
-        at = (
-            self.group * self.H * self.G if heads > 1 else 0,
-            row if T > 1 else 0,
-            col if S > 1 else 0,
-        )
-        return *lead, *at
-
-    def _bias_index(self) -> tuple[Any, ...]:
-        return tuple(self.index)
+        lead = [i if size > 1 else 0 for size, i in zip(batch, self.index, strict=True)]
+        head = self.group * self.H * self.G if heads > 1 else 0
+        return *lead, head, row if T > 1 else 0, col if S > 1 else 0
 
     def _bias_sizes(self) -> tuple[int, ...]:
         assert self.bias is not None
         *batch, heads, T, S = self.bias.shape
-        sizes = self.H * self.G if heads > 1 else 1, min(T, self.plan.rows), min(S, self.plan.cols)
+        sizes = self.H * self.G if heads > 1 else 1, min(T, self.rows), min(S, self.cols)
         return *(1 for _ in batch), *sizes
 
     def _by_head(self, x: jax.Array) -> jax.Array:

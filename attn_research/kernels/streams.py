@@ -1,8 +1,7 @@
 """How a row of weights comes about when its logits are seen a block of keys at a time.
 
 A stream goes through the blocks of a row (``start``, ``step``, ``finish``), keeps a few numbers a
-row, and from these gives weights and d logits of any block again (``delta``, ``pull``). Shapes are
-``[H, G, rows, cols]``; what belongs to rows lacks ``cols``.
+row, and from these gives weights and d logits of any block again (``delta``, ``pull``).
 """
 
 from collections.abc import Callable
@@ -10,6 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+from attn_research.kernels.blocks import Element
 
 Mix = Callable[[jax.Array], jax.Array]  # weights -> weights @ values
 
@@ -26,12 +28,14 @@ class Softmax:
         )
 
     def step(
-        self, carry: Any, normalizer: Any, found: Any, logits: Any, visible: Any, mix: Mix
+        self, carry: Any, one: Element, count: Any, logits: Any, visible: Any, largest: Any, mix: Mix
     ) -> Any:
+        """``largest``: that of each row of logits, or None."""
         top, total, context = carry
         if visible is not None:
             logits = jnp.where(visible, logits, -jnp.inf)
-        new_top = jnp.maximum(top, logits.max(-1))
+        largest = logits.max(-1) if largest is None else largest
+        new_top = lax.stop_gradient(jnp.maximum(top, largest))  # any other would do
         shift = jnp.where(new_top == -jnp.inf, 0, new_top)
         weights, fade = jnp.exp(logits - shift[..., None]), jnp.exp(top - shift)
         context = context * fade[..., None] + mix(weights)
@@ -45,74 +49,65 @@ class Softmax:
         log = jnp.log(seen)
         return context / seen[..., None], top + log, (jnp.where(top == -jnp.inf, 0, top), log)
 
-    def delta(self, kept: Any, context: Any, d_context: Any, d_lse: Any) -> jax.Array:
-        d_lse = 0 if d_lse is None else d_lse
+    def delta(self, context: Any, d_context: Any, d_lse: Any) -> jax.Array:
         return jnp.sum(d_context * context, -1) - d_lse
 
     def pull(
-        self,
-        normalizer: Any,
-        found: Any,
-        kept: Any,
-        logits: Any,
-        visible: Any,
-        d_weights: Any,
-        delta: Any,
+        self, one: Element, count: Any, kept: Any, logits: Any, visible: Any, d_weights: Any, delta: Any
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Weights, d logits, d normalizer."""
         top, log = kept
-        weights = jnp.exp(logits - top[..., None] - log[..., None])
+        weights = jnp.exp(logits - one.by_row(top) - one.by_row(log))
+        d_logits = weights * (d_weights - one.by_row(delta))
         if visible is not None:
-            weights = jnp.where(visible, weights, 0)
-        d_logits = weights * (d_weights - delta[..., None])
-        if visible is not None:
-            d_logits = jnp.where(visible, d_logits, 0)
-        return weights, d_logits, normalizer
+            weights, d_logits = (jnp.where(visible, x, 0) for x in (weights, d_logits))
+        return weights, d_logits, None
 
 
 class Elementwise:
-    """Each weight from its own logit and what is known of its row."""
+    """Each weight from its own logit and the number of visible keys."""
 
     def start(self, rows: tuple[int, ...], width: int, dtype: Any) -> Any:
         return jnp.zeros((*rows, width), dtype)
 
     def step(
-        self, carry: Any, normalizer: Any, found: Any, logits: Any, visible: Any, mix: Mix
+        self, carry: Any, one: Element, count: Any, logits: Any, visible: Any, largest: Any, mix: Mix
     ) -> Any:
-        return carry + mix(_weigh(normalizer, found, logits, visible))
+        return carry + mix(_weigh(one, one.normalizer, count, logits, visible))
 
     def finish(self, carry: Any) -> tuple[jax.Array, None, Any]:
         return carry, None, ()
 
-    def delta(self, kept: Any, context: Any, d_context: Any, d_lse: Any) -> None:
+    def delta(self, context: Any, d_context: Any, d_lse: Any) -> None:
         return None
 
     def pull(
-        self,
-        normalizer: Any,
-        found: Any,
-        kept: Any,
-        logits: Any,
-        visible: Any,
-        d_weights: Any,
-        delta: Any,
+        self, one: Element, count: Any, kept: Any, logits: Any, visible: Any, d_weights: Any, delta: Any
     ) -> tuple[jax.Array, jax.Array, Any]:
         weights, back = jax.vjp(
-            lambda normalizer, logits: _weigh(normalizer, found, logits, visible),
-            normalizer,
+            lambda normalizer, logits: _weigh(one, normalizer, count, logits, visible),
+            one.normalizer,
             logits,
         )
         d_normalizer, d_logits = back(d_weights.astype(weights.dtype))
         return weights, d_logits, d_normalizer
 
 
-SOFTMAX, ELEMENTWISE = Softmax(), Elementwise()
+def _weigh(
+    one: Element, normalizer: Any, count: jax.Array, logits: jax.Array, visible: Any
+) -> jax.Array:
+    def heads_first(x: jax.Array) -> jax.Array:
+        return x.swapaxes(1, 2) if one.turned else x
 
-
-def _weigh(normalizer: Any, count: jax.Array, logits: jax.Array, visible: Any) -> jax.Array:
-    H, G = logits.shape[:2]
-    merged = logits.reshape(H * G, *logits.shape[2:])
-    options = jax.tree.map(lambda x: x.reshape(H * G), normalizer)
-    count = count.astype(logits.dtype).reshape(H * G, -1, 1)
-    weights = options.weigh(merged, count).reshape(logits.shape)
+    heads = one.H * one.G
+    merged = heads_first(logits)
+    count = heads_first(one.by_row(count)).astype(logits.dtype)
+    options = jax.tree.map(lambda x: x.reshape(heads), normalizer)
+    weights = options.weigh(
+        merged.reshape(heads, *merged.shape[2:]), count.reshape(heads, *count.shape[2:])
+    )
+    weights = heads_first(weights.reshape(merged.shape))
     return weights if visible is None else jnp.where(visible, weights, 0)
+
+
+SOFTMAX, ELEMENTWISE = Softmax(), Elementwise()

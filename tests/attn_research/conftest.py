@@ -6,8 +6,31 @@ from typing import Any
 import jax
 import pytest
 
-from attn_research import scores
+from attn_research import choose, scores
+from attn_research.kernels import layout
+from attn_research.kernels.blocks import Sizes
 from tests.attn_research import oracles
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--implementation",
+        choices=("blocked", "blocked_any_mode"),
+        help="what attend chooses, in blocks of 2 x 3, wherever it can (default: dense, as small)",
+    )
+
+
+@pytest.fixture(autouse=True)
+def chosen_implementation(request, monkeypatch):
+    name = request.config.getoption("--implementation")
+    if name:
+        in_tiny_blocks(monkeypatch, name)
+
+
+def in_tiny_blocks(monkeypatch, name: str) -> None:
+    """``name`` is chosen wherever it can be, in blocks that cut even the smallest arrays."""
+    monkeypatch.setattr(choose, "preferred", lambda inputs: name)
+    monkeypatch.setattr(layout, "block_sizes", lambda *shape: Sizes(1, 2, 3, 2))
 
 
 @dataclasses.dataclass
