@@ -1,8 +1,8 @@
 """``-|q - k|^2`` for all pairs of a block, by one matrix product where that keeps the digits.
 
 ``2 q.k - |q|^2 - |k|^2`` has the rounding error of its terms, however near the vectors are to each
-other. So both are moved by the mean of the block's queries first, and where they are still large,
-or may overflow, the differences are taken, one query at a time.
+other. So what queries and keys have in common is taken away first, where that is exact; and where
+they are still large, or may overflow, the differences are taken, one vector at a time.
 """
 
 from typing import Any
@@ -11,82 +11,88 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attn_research.numerics import wide
+
 # Terms of the logits up to here: a rounding error of about 1e-4, in float32, at most.
 _LARGEST = 1024.0
 
 
+def prepare(query: jax.Array, key: jax.Array, factor: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``query [..., T, N, E]`` and ``key [..., S, K, E]`` moved alike; ``query`` with one more
+    feature: 1 where ``minus_squares`` must take differences, else 0.
+
+    ``factor``, a scalar or ``[N]``, is by what the squares will be multiplied.
+    """
+    dtype = wide(query.dtype, key.dtype)
+    top = float(jnp.finfo(dtype).max) / 4  # beyond this the differences may overflow
+    query, key = (jnp.clip(x.astype(dtype), -top, top) for x in (query, key))
+    shape, key_heads = query.shape, key.shape[-2]
+    query = query.reshape(*shape[:-2], key_heads, shape[-2] // key_heads, shape[-1])
+    key = key[..., None, :]
+    q, k = lax.stop_gradient((query, key))
+
+    def largest(x: jax.Array) -> jax.Array:  # [..., 1, K, 1, E]
+        return jnp.max(jnp.abs(x), axis=(-4, -2), keepdims=True, initial=0)
+
+    # From within a factor of 2 of a number, that can be taken away without rounding.
+    centre = k.mean(-4, keepdims=True)
+    away = jnp.maximum(largest(q - centre), largest(k - centre))
+    centre = jnp.where(away <= jnp.abs(centre) / 2, centre, 0)
+    terms = [largest(jnp.sum(jnp.square(x - centre), -1, keepdims=True)) for x in (q, k)]
+    near = jnp.max(jnp.abs(factor)) * (terms[0] + terms[1]) < _LARGEST
+    query, key = query - centre, key - centre
+    far = jnp.broadcast_to(jnp.where(near, 0, 1).astype(dtype), (*query.shape[:-1], 1))
+    query = jnp.concatenate([query, far], -1)
+    return query.reshape(*query.shape[:-3], shape[-2], shape[-1] + 1), key[..., 0, :]
+
+
 @jax.custom_vjp
-def minus_squares(query: jax.Array, key: jax.Array, factor: jax.Array) -> jax.Array:
-    """``query [rows, E]``, ``key [cols, E]``, of one dtype -> ``[rows, cols]``; -inf: it overflows.
+def minus_squares(x: jax.Array, y: jax.Array, far: jax.Array) -> jax.Array:
+    """``x [rows, E]``, ``y [cols, E]``, of one dtype -> ``[rows, cols]``; -inf where it overflows.
 
-    ``factor`` is by what the result will be multiplied.
+    To exchange x and y changes no bit.
 
-    >>> print(minus_squares(jnp.array([[1e6, 0.0]]), jnp.array([[1e6, 3.0]]), jnp.array(1.0)))
+    >>> print(minus_squares(jnp.array([[1e6, 0.0]]), jnp.array([[1e6, 3.0]]), jnp.array(True)))
     [[-9.]]
     """
-    args = *_centred(query, key), query, key
-    return lax.cond(_is_near(args, factor), _by_product, _by_differences, *args)
+    return lax.cond(far, _by_differences, _by_product, x, y)
 
 
-def _centred(query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    centre = query.mean(0)
-    return query - centre, key - centre
+def _by_product(x: jax.Array, y: jax.Array) -> jax.Array:
+    product = jnp.einsum("re,ce->rc", x, y, precision=lax.Precision.HIGHEST)
+    return 2 * product - (jnp.sum(x * x, -1)[:, None] + jnp.sum(y * y, -1))
 
 
-def _is_near(args: Any, factor: jax.Array) -> jax.Array:
-    squares = [jnp.sum(x * x, -1).max(initial=0) for x in args[:2]]
-    return jnp.abs(factor) * (squares[0] + squares[1]) < _LARGEST  # not if that is NaN
+def _by_differences(x: jax.Array, y: jax.Array) -> jax.Array:
+    return lax.map(lambda one: -jnp.sum(jnp.square(one - y), -1), x)
 
 
-def _by_product(query: jax.Array, key: jax.Array, *_: jax.Array) -> jax.Array:
-    product = jnp.einsum("re,ce->rc", query, key, precision=lax.Precision.HIGHEST)
-    (q, mean_q), (k, mean_k) = _squares(query), _squares(key)
-    return (2 * product - k - q[:, None]) - (mean_q + mean_k)
-
-
-def _squares(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of each vector the square of its length, as a small difference from their mean: what is large
-    is rounded once a pair, not twice more."""
-    squares = x * x
-    mean = squares.mean(0)
-    return jnp.sum(squares - mean, -1), mean.sum()
-
-
-def _by_differences(_: Any, __: Any, query: jax.Array, key: jax.Array) -> jax.Array:
-    return lax.map(lambda q: -jnp.sum(jnp.square(q - key), -1), query)
-
-
-def _forward(query: jax.Array, key: jax.Array, factor: jax.Array) -> Any:
-    out = minus_squares(query, key, factor)
-    return out, (query, key, factor, out)
+def _forward(x: jax.Array, y: jax.Array, far: jax.Array) -> Any:
+    out = minus_squares(x, y, far)
+    return out, (x, y, far, out)
 
 
 def _backward(kept: Any, g: jax.Array) -> Any:
-    query, key, factor, out = kept
+    x, y, far, out = kept
     g = jnp.where(out == -jnp.inf, 0, g)
-    args = *_centred(query, key), query, key
-    near = _is_near(args, factor)
-    d_query, d_key = lax.cond(near, _back_by_product, _back_by_differences, g, *args)
-    return d_query, d_key, jnp.zeros_like(factor)
+    return *lax.cond(far, _back_by_differences, _back_by_product, g, x, y), None
 
 
-def _back_by_product(g: jax.Array, query: jax.Array, key: jax.Array, *_: jax.Array) -> Any:
+def _back_by_product(g: jax.Array, x: jax.Array, y: jax.Array) -> Any:
     def product(spec: str, x: jax.Array) -> jax.Array:
         return jnp.einsum(spec, g, x, precision=lax.Precision.HIGHEST)
 
-    d_query = product("rc,ce->re", key) - query * g.sum(1)[:, None]
-    return 2 * d_query, 2 * (product("rc,re->ce", query) - key * g.sum(0)[:, None])
+    d_x = product("rc,ce->re", y) - x * g.sum(1)[:, None]
+    return 2 * d_x, 2 * (product("rc,re->ce", x) - y * g.sum(0)[:, None])
 
 
-def _back_by_differences(
-    g: jax.Array, _: Any, __: Any, query: jax.Array, key: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    def step(d_key: jax.Array, xs: Any) -> Any:
-        slopes = 2 * xs[1][:, None] * (key - xs[0])
-        return d_key - slopes, slopes.sum(0)
+def _back_by_differences(g: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+    def step(d_y: jax.Array, xs: Any) -> Any:
+        slopes = 2 * xs[1][:, None] * (y - xs[0])
+        return d_y - slopes, slopes.sum(0)
 
-    d_key, d_query = lax.scan(step, jnp.zeros_like(key), (query, g))
-    return d_query, d_key
+    d_y, d_x = lax.scan(step, jnp.zeros_like(y), (x, g))
+    return d_x, d_y
 
 
 minus_squares.defvjp(_forward, _backward)
