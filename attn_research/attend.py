@@ -36,7 +36,8 @@ def attend(
         multiple of K: query head n reads key head ``n // (N / K)``.
       value: ``[..., S, K, Dv]`` or ``[S, Dv]``.
       score: a name in ``SCORES``, or a function ``f(score_params, query [T, Dq], key [S, Dk]) ->
-        logits [T, S]`` of one head (it may return -inf for "not visible").
+        logits [T, S]`` of one head, each from its own query and key alone: it is called with blocks
+        of them. It may return -inf for "not visible".
       score_params: its parameters, from ``init_score``: shared by the heads, or ``PerHead``.
       score_state: what a score with a memory reads, such as the weights of the decoder's last step
         (``location_aware``, ``coverage``) or the position of the first query (``local``); see its
@@ -53,7 +54,11 @@ def attend(
       talking_heads: ``ar.TalkingHeads``: matrices that mix logits and weights over the heads.
       dropout_rate: weights are dropped with this probability (in [0, 1), may be traced) and the
         rest grows to make up; needs ``dropout_key``, a ``jax.random`` key.
-      implementation: None chooses; "dense" materializes the weights.
+      implementation: None chooses the fastest; "dense" materializes the weights; "blocked" does
+        not: memory grows with T + S, in the gradient too. It has reverse mode (and forward over
+        reverse, so ``jax.hessian``); "blocked_any_mode" also has ``jax.jvp`` and ``jax.linearize``,
+        and a slower reverse mode that needs more memory. The last two refuse ``talking_heads`` and
+        normalizers that need whole rows.
 
     Returns:
       ``[..., T, N, Dv]`` (``[T, Dv]``) in the dtype of ``value``. Logits, softmax and sums are
@@ -106,7 +111,8 @@ def attention_weights(
     dropout_key: Any = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """The weights by which ``attend`` mixes the values; same options.
+    """The weights by which ``attend`` mixes the values; same options (whatever the implementation,
+    all weights are in memory).
 
     Returns:
       ``[..., N, T, S]`` (``[T, S]`` for one head), float32 (float64 if an input is). Rows sum to 1

@@ -38,6 +38,7 @@ def _attend(
 ) -> tuple[jax.Array, jax.Array | None]:
     assert inputs.value is not None
     implementation = choose.implementation(inputs, options)
+    lse: jax.Array | None
     if implementation == "dense":
         out, lse = _dense(inputs, options)
     else:
@@ -149,12 +150,13 @@ def _blocked(
     )
     normalizer = normalizers.get(options.normalizer)
     if normalizer.STREAMS == "elementwise":
-        out, lse = layout.context_and_lse(problem, streams.ELEMENTWISE, normalizer, any_mode)
-        if with_lse:
-            lse = layout.lse(problem, any_mode)
-        return out, lse
+        out, _ = layout.context_and_lse(problem, streams.ELEMENTWISE, normalizer, any_mode)
+        sees = jnp.swapaxes(jnp.atleast_2d(seen) > 0, -1, -2)[..., None]
+        lse = layout.lse(problem, any_mode) if with_lse else None
+        return jnp.where(sees, out, 0), lse
     out, lse = layout.context_and_lse(problem, streams.SOFTMAX, None, any_mode)
     assert lse is not None
+    out = jnp.where((lse == -jnp.inf).swapaxes(-1, -2)[..., None], 0, out)
     if normalizer.STREAMS == "sinks":
         out = out * normalizer.kept(lse).swapaxes(-1, -2)[..., None]
     return out, lse

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_research.kernels.blocks import Constants, Element, Inputs, Plan
-from attn_research.numerics import wide
+from attn_research.numerics import contract, wide
 
 
 def attend_any_mode(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
@@ -58,7 +58,9 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
                     def mix(weights: jax.Array) -> jax.Array:
                         weights = one.mixing(weights, visible, row, col).astype(dtype)
                         merged = weights.reshape(one.H, one.G * one.rows, one.cols)
-                        return (merged @ value).reshape(*weights.shape[:3], width)
+                        multiply = jnp.einsum if plan.stream.bounded else contract
+                        mixed = multiply("hxc,hcd->hxd", merged, value)
+                        return mixed.reshape(*weights.shape[:3], width)
 
                     return plan.stream.step(carry, one, count, logits, visible, largest, mix)
 

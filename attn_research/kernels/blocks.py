@@ -44,6 +44,7 @@ class Plan:
     rising: Callable[..., tuple[jax.Array, jax.Array]] | None
     stream: Any
     batch: tuple[int, ...]
+    T: int
     S: int
     sizes: Sizes
 
@@ -155,6 +156,9 @@ class Element:
         if self.key.shape[-2] != self.plan.S:
             there = col + jnp.arange(self.cols) < self.plan.S
             seen.append(self.by_pair(there[None, None, None]))
+        if constants.bad_query is not None and self.query.shape[-2] != self.plan.T:
+            there = row + jnp.arange(self.rows) < self.plan.T  # else what fills up sees NaN
+            seen.append(self.by_row(there[None, None]))
         return logits, functools.reduce(jnp.logical_and, seen) if seen else None
 
     def all_rise(self) -> bool:

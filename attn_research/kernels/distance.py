@@ -37,7 +37,7 @@ def prepare(query: jax.Array, key: jax.Array, factor: jax.Array) -> tuple[jax.Ar
     # From within a factor of 2 of a number, that can be taken away without rounding.
     centre = k.mean(-4, keepdims=True)
     away = jnp.maximum(largest(q - centre), largest(k - centre))
-    centre = jnp.where(away <= jnp.abs(centre) / 2, centre, 0)
+    centre = jnp.where(away < jnp.abs(centre) / 2, centre, 0)  # nor if it is inf
     terms = [largest(jnp.sum(jnp.square(x - centre), -1, keepdims=True)) for x in (q, k)]
     near = jnp.max(jnp.abs(factor)) * (terms[0] + terms[1]) < _LARGEST
     query, key = query - centre, key - centre
@@ -55,6 +55,11 @@ def minus_squares(x: jax.Array, y: jax.Array, far: jax.Array) -> jax.Array:
     >>> print(minus_squares(jnp.array([[1e6, 0.0]]), jnp.array([[1e6, 3.0]]), jnp.array(True)))
     [[-9.]]
     """
+    return values(x, y, far)
+
+
+def values(x: jax.Array, y: jax.Array, far: jax.Array) -> jax.Array:
+    """The same, with derivatives as JAX makes them."""
     return lax.cond(far, _by_differences, _by_product, x, y)
 
 
@@ -68,7 +73,7 @@ def _by_differences(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _forward(x: jax.Array, y: jax.Array, far: jax.Array) -> Any:
-    out = minus_squares(x, y, far)
+    out = values(x, y, far)
     return out, (x, y, far, out)
 
 

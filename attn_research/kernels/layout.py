@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_research import dropout, numerics, scaling
-from attn_research.kernels import additive, blocked, distance, streams
+from attn_research.kernels import additive, blocked, dense, distance, streams
 from attn_research.kernels.blocks import Constants, Inputs, Plan, Sizes
 from attn_research.params import PerHead
 
@@ -45,12 +45,12 @@ def context_and_lse(
     problem: Problem, stream: Any, normalizer: Any, any_mode: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
     """``[..., T, N, Dv]`` in at least float32, and ``[..., N, T]`` if the stream gives it."""
-    if problem.pairwise == "squared_distance":
+    if problem.pairwise == "squared_distance" and not any_mode:
         factor = jax.lax.stop_gradient(_factor(problem.params))
         query, key = distance.prepare(problem.query, problem.key, factor)
         problem = dataclasses.replace(problem, query=query, key=key)
     value, shape = problem.value, Shape.of(problem)
-    plan, inputs, constants = _lay_out(problem, shape, stream, normalizer)
+    plan, inputs, constants = _lay_out(problem, shape, stream, normalizer, any_mode)
     attend = blocked.attend_any_mode if any_mode else blocked.attend
     power = _power(value, problem.key.shape[-3])
     out, lse = attend(plan, inputs, constants)
@@ -126,7 +126,7 @@ def _even(length: int, most: int) -> int:
 
 
 def _lay_out(
-    problem: Problem, shape: Shape, stream: Any, normalizer: Any
+    problem: Problem, shape: Shape, stream: Any, normalizer: Any, any_mode: bool
 ) -> tuple[Plan, Inputs, Constants]:
     heads, key_heads = problem.query.shape[-2], problem.key.shape[-2]
     dtype = numerics.wide(problem.query.dtype, problem.key.dtype)
@@ -154,7 +154,7 @@ def _lay_out(
     def each_head(x: Any) -> jax.Array:
         return own(jnp.broadcast_to(jnp.asarray(x, dtype), (heads,)))
 
-    logits, rising, shared, mine = _logits(problem, own, each_head)
+    logits, rising, shared, mine = _logits(problem, own, each_head, any_mode)
     bias = problem.bias
     if bias is not None:
         bias = bias.reshape((1,) * (len(shape.batch) + 3 - bias.ndim) + bias.shape)
@@ -171,7 +171,8 @@ def _lay_out(
         seeds = dropout.seeds(problem.dropout_key, (*shape.batch, heads))
         seeds = seeds.reshape(shape.M, shape.H, shape.G, 2)
         rate = jnp.asarray(problem.dropout_rate)
-    plan = Plan(logits, rising, stream, shape.batch, problem.key.shape[-3], shape.blocks)
+    lengths = problem.query.shape[-3], problem.key.shape[-3]
+    plan = Plan(logits, rising, stream, shape.batch, *lengths, shape.blocks)
     inputs = Inputs(
         of_queries(problem.query.astype(dtype)),
         of_keys(problem.key.astype(dtype)),
@@ -203,9 +204,11 @@ def _power(value: jax.Array, keys: int) -> jax.Array:
     return jnp.where(top.astype(dtype) > limit, room, 1).astype(dtype)
 
 
-def _logits(problem: Problem, own: Any, each_head: Any) -> tuple[Any, Any, Any, Any]:
+def _logits(problem: Problem, own: Any, each_head: Any, any_mode: bool) -> tuple[Any, Any, Any, Any]:
     """The functions of a block (see ``Plan``), and parameters: those that heads share, and each."""
     params, pairwise = problem.params, problem.pairwise
+    if any_mode and isinstance(pairwise, str):
+        pairwise = _PLAIN.get(pairwise, pairwise)
     per_head = isinstance(params, PerHead) and bool(jax.tree_util.tree_leaves(params))
     given = params.params if isinstance(params, PerHead) else params
     shared = None if per_head else given
@@ -248,7 +251,7 @@ def _logits(problem: Problem, own: Any, each_head: Any) -> tuple[Any, Any, Any, 
     ) -> tuple[jax.Array, Any]:
         params = mine["params"] if per_head else shared
         x, kept = _pairs(pairwise, params, per_head, query, key, turned), None
-        if callable(pairwise):
+        if callable(problem.pairwise):
             kept = x != -jnp.inf
             x = numerics.clip_finite(jnp.where(kept, x, 0))
         return scaled(x, mine, bias, count, turned), kept
@@ -275,7 +278,11 @@ def _merged(x: jax.Array) -> jax.Array:
 def _pairs(
     pairwise: Any, params: Any, per_head: bool, query: jax.Array, key: jax.Array, turned: bool
 ) -> jax.Array:
-    """``[H, G, rows, E]``, ``[H, cols, E]`` -> ``[H, G, rows, cols]``, or turned."""
+    """``[H, G, rows, E]``, ``[H, cols, E]`` -> ``[H, G, rows, cols]``, or turned.
+
+    What is turned is about to be differentiated; what is not may have no reverse mode of its own,
+    so that forward over reverse works.
+    """
     H, G = query.shape[:2]
     if pairwise == "dot":
         if turned:
@@ -286,8 +293,10 @@ def _pairs(
 
     def f(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
         if pairwise == "additive":
-            out = additive.sum_tanh(query, key, params["v"].astype(query.dtype))
-            return out.T if turned else out
+            v = params["v"].astype(query.dtype)
+            return (
+                additive.sum_tanh(query, key, v).T if turned else additive.values(query, key, v)
+            )
         if pairwise == "squared_distance":
             return _squared_distance(params, query, key, turned)
         out = pairwise(params, query, key)
@@ -314,8 +323,10 @@ def _squared_distance(
 ) -> jax.Array:
     """As in ``dense.py``, of what ``distance.prepare`` made: ``[rows, E + 1]`` and ``[cols, E]``."""
     far = query[:, -1].min() > 0  # what fills up the last block is 1
-    pair = (key, query[:, :-1]) if turned else (query[:, :-1], key)
-    squares = distance.minus_squares(*pair, far)
+    if turned:
+        squares = distance.minus_squares(key, query[:, :-1], far)
+    else:
+        squares = distance.values(query[:, :-1], key, far)
     overflow = squares == -jnp.inf
     factor = _factor(params).astype(query.dtype)
     scaled = numerics.clip_finite(jnp.where(overflow, 0, squares) * factor)
@@ -325,6 +336,19 @@ def _squared_distance(
 def _factor(params: Any) -> jax.Array:
     params = params.params if isinstance(params, PerHead) else params
     return jnp.asarray((params or {}).get("factor", 1.0))
+
+
+def _plain(pairwise: str) -> Any:
+    """The pairwise kernel of ``dense.py`` as a function of one head."""
+
+    def f(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
+        return dense.logits(pairwise, params, query[:, None], key[:, None])[0]
+
+    return f
+
+
+# What has no derivative of its own, so that all modes of differentiation work.
+_PLAIN = {name: _plain(name) for name in ("additive", "squared_distance")}
 
 
 def _pad(x: jax.Array, axis: int, size: int, value: Any) -> jax.Array:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_research.kernels.blocks import Element
+from attn_research.numerics import clip_finite
 
 Mix = Callable[[jax.Array], jax.Array]  # weights -> weights @ values
 
@@ -19,6 +20,8 @@ Mix = Callable[[jax.Array], jax.Array]  # weights -> weights @ values
 class Softmax:
     """With a running maximum and sum of exponentials: Milakov, Gimelshein 2018, "Online normalizer
     calculation for softmax"; Rabe, Staats 2021, "Self-attention Does Not Need O(n^2) Memory"."""
+
+    bounded = True  # weights are at most 1
 
     def start(self, rows: tuple[int, ...], width: int, dtype: Any) -> Any:
         return (
@@ -67,13 +70,15 @@ class Softmax:
 class Elementwise:
     """Each weight from its own logit and the number of visible keys."""
 
+    bounded = False
+
     def start(self, rows: tuple[int, ...], width: int, dtype: Any) -> Any:
         return jnp.zeros((*rows, width), dtype)
 
     def step(
         self, carry: Any, one: Element, count: Any, logits: Any, visible: Any, largest: Any, mix: Mix
     ) -> Any:
-        return carry + mix(_weigh(one, one.normalizer, count, logits, visible))
+        return clip_finite(carry + mix(_weigh(one, one.normalizer, count, logits, visible)))
 
     def finish(self, carry: Any) -> tuple[jax.Array, None, Any]:
         return carry, None, ()

@@ -25,6 +25,7 @@ def chosen_implementation(request, monkeypatch):
     name = request.config.getoption("--implementation")
     if name:
         in_tiny_blocks(monkeypatch, name)
+    return name
 
 
 def in_tiny_blocks(monkeypatch, name: str) -> None:
