@@ -4,7 +4,7 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import jax.numpy as jnp  # noqa: F401 (the examples use it)
 
 from attn_research import compute
 from attn_research.validate import Options, check

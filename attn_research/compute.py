@@ -33,9 +33,7 @@ def weights(inputs: Inputs, options: Options) -> jax.Array:
     return _weights(_hide(inputs, options), inputs, options)[0]
 
 
-def _attend(
-    inputs: Inputs, options: Options, with_lse: bool
-) -> tuple[jax.Array, jax.Array | None]:
+def _attend(inputs: Inputs, options: Options, with_lse: bool) -> tuple[jax.Array, jax.Array | None]:
     assert inputs.value is not None
     implementation = choose.implementation(inputs, options)
     lse: jax.Array | None

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+
 @jax.custom_vjp
 def sum_tanh(query: jax.Array, key: jax.Array, v: jax.Array) -> jax.Array:
     """``query [rows, E]``, ``key [cols, E]``, ``v [E]`` -> ``[rows, cols]``, all of one dtype.

@@ -52,7 +52,7 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
                     if plan.rising is not None and one.all_rise():
                         logits, largest = plan.rising(one.own, *arguments[:2])
                     else:
-                        logits, visible = one.logits(*arguments, row, col)
+                        logits, visible = one.logits(row, col, *arguments)
                     value = one.cols_of(one.value, col)
 
                     def mix(weights: jax.Array) -> jax.Array:
@@ -109,7 +109,9 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
                 def see(carry: Any) -> Any:
                     d_query, d_key, d_value, d_bias, d_shared, d_heads = carry
                     logits, back, visible = jax.vjp(
-                        lambda *x: one.logits(*x, row, col), *one.arguments(row, col), has_aux=True
+                        functools.partial(one.logits, row, col),
+                        *one.arguments(row, col),
+                        has_aux=True,
                     )
                     d_rows, delta_here, kept_here = one.rows_of((d_context, delta, kept), row)
                     d_rows = d_rows.reshape(one.H, one.G * one.rows, width)

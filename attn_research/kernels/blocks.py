@@ -131,7 +131,7 @@ class Element:
         return query, self.cols_of(self.key, col), bias, self.shared, self.own
 
     def logits(
-        self, query: Any, key: Any, bias: Any, shared: Any, own: Any, row: Any, col: Any
+        self, row: Any, col: Any, query: Any, key: Any, bias: Any, shared: Any, own: Any
     ) -> tuple[jax.Array, Any]:
         """Those of the block, and where it is visible (None: everywhere)."""
         constants = self.constants
@@ -179,13 +179,13 @@ class Element:
         return jnp.where(bad if visible is None else bad & visible, jnp.nan, weights)
 
     def drop(self, x: jax.Array, row: Any, col: Any) -> jax.Array:
-        """Dropout, and its transpose."""
+        """Dropout, and its transpose, without the factor ``1 / (1 - rate)``."""
         seeds, rate = self.constants.seeds, self.constants.rate
         if seeds is None:
             return x
         at = row + jnp.arange(self.rows), col + jnp.arange(self.cols)
         kept = self.by_pair(dropout.keep(seeds[self.m], rate, *at))
-        return jnp.where(kept, x * (1 / (1 - rate)).astype(x.dtype), 0)
+        return jnp.where(kept, x, 0)
 
     def bias_start(self, row: Any, col: Any) -> tuple[Any, ...]:
         """Where the block is in the bias."""

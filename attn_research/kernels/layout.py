@@ -57,6 +57,8 @@ def context_and_lse(
     T, heads = problem.query.shape[-3:-1]
     out = out[..., :T, :].reshape(*shape.batch, heads, T, out.shape[-1])
     out = jnp.moveaxis(out, -3, -2)
+    if constants.rate is not None:
+        power = power / (1 - jnp.asarray(problem.dropout_rate, power.dtype))
     out = numerics.grow(out, jnp.repeat(power, heads // power.shape[-2], -2))
     return out, None if lse is None else lse[..., :T].reshape(*shape.batch, heads, T)
 
@@ -170,7 +172,7 @@ def _lay_out(
     if not (isinstance(problem.dropout_rate, float | int) and problem.dropout_rate == 0):
         seeds = dropout.seeds(problem.dropout_key, (*shape.batch, heads))
         seeds = seeds.reshape(shape.M, shape.H, shape.G, 2)
-        rate = jnp.asarray(problem.dropout_rate)
+        rate = jax.lax.stop_gradient(jnp.asarray(problem.dropout_rate))
     lengths = problem.query.shape[-3], problem.key.shape[-3]
     plan = Plan(logits, rising, stream, shape.batch, *lengths, shape.blocks)
     inputs = Inputs(
@@ -204,7 +206,9 @@ def _power(value: jax.Array, keys: int) -> jax.Array:
     return jnp.where(top.astype(dtype) > limit, room, 1).astype(dtype)
 
 
-def _logits(problem: Problem, own: Any, each_head: Any, any_mode: bool) -> tuple[Any, Any, Any, Any]:
+def _logits(
+    problem: Problem, own: Any, each_head: Any, any_mode: bool
+) -> tuple[Any, Any, Any, Any]:
     """The functions of a block (see ``Plan``), and parameters: those that heads share, and each."""
     params, pairwise = problem.params, problem.pairwise
     if any_mode and isinstance(pairwise, str):
@@ -294,9 +298,7 @@ def _pairs(
     def f(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
         if pairwise == "additive":
             v = params["v"].astype(query.dtype)
-            return (
-                additive.sum_tanh(query, key, v).T if turned else additive.values(query, key, v)
-            )
+            return additive.sum_tanh(query, key, v).T if turned else additive.values(query, key, v)
         if pairwise == "squared_distance":
             return _squared_distance(params, query, key, turned)
         out = pairwise(params, query, key)
@@ -318,10 +320,8 @@ def _pairs(
     return out.swapaxes(1, 2) if turned else out
 
 
-def _squared_distance(
-    params: Any, query: jax.Array, key: jax.Array, turned: bool
-) -> jax.Array:
-    """As in ``dense.py``, of what ``distance.prepare`` made: ``[rows, E + 1]`` and ``[cols, E]``."""
+def _squared_distance(params: Any, query: jax.Array, key: jax.Array, turned: bool) -> jax.Array:
+    """As in ``dense.py``, of what ``distance.prepare`` made: ``[rows, E + 1]``, ``[cols, E]``."""
     far = query[:, -1].min() > 0  # what fills up the last block is 1
     if turned:
         squares = distance.minus_squares(key, query[:, :-1], far)

@@ -31,7 +31,14 @@ class Softmax:
         )
 
     def step(
-        self, carry: Any, one: Element, count: Any, logits: Any, visible: Any, largest: Any, mix: Mix
+        self,
+        carry: Any,
+        one: Element,
+        count: Any,
+        logits: Any,
+        visible: Any,
+        largest: Any,
+        mix: Mix,
     ) -> Any:
         """``largest``: that of each row of logits, or None."""
         top, total, context = carry
@@ -56,7 +63,14 @@ class Softmax:
         return jnp.sum(d_context * context, -1) - d_lse
 
     def pull(
-        self, one: Element, count: Any, kept: Any, logits: Any, visible: Any, d_weights: Any, delta: Any
+        self,
+        one: Element,
+        count: Any,
+        kept: Any,
+        logits: Any,
+        visible: Any,
+        d_weights: Any,
+        delta: Any,
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Weights, d logits, d normalizer."""
         top, log = kept
@@ -76,7 +90,14 @@ class Elementwise:
         return jnp.zeros((*rows, width), dtype)
 
     def step(
-        self, carry: Any, one: Element, count: Any, logits: Any, visible: Any, largest: Any, mix: Mix
+        self,
+        carry: Any,
+        one: Element,
+        count: Any,
+        logits: Any,
+        visible: Any,
+        largest: Any,
+        mix: Mix,
     ) -> Any:
         return clip_finite(carry + mix(_weigh(one, one.normalizer, count, logits, visible)))
 
@@ -87,7 +108,14 @@ class Elementwise:
         return None
 
     def pull(
-        self, one: Element, count: Any, kept: Any, logits: Any, visible: Any, d_weights: Any, delta: Any
+        self,
+        one: Element,
+        count: Any,
+        kept: Any,
+        logits: Any,
+        visible: Any,
+        d_weights: Any,
+        delta: Any,
     ) -> tuple[jax.Array, jax.Array, Any]:
         weights, back = jax.vjp(
             lambda normalizer, logits: _weigh(one, normalizer, count, logits, visible),

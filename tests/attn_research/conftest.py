@@ -28,6 +28,13 @@ def chosen_implementation(request, monkeypatch):
     return name
 
 
+@pytest.fixture
+def forward_mode(chosen_implementation, monkeypatch):
+    """For tests that need it: "blocked" has forward over reverse alone."""
+    if chosen_implementation == "blocked":
+        in_tiny_blocks(monkeypatch, "blocked_any_mode")
+
+
 def in_tiny_blocks(monkeypatch, name: str) -> None:
     """``name`` is chosen wherever it can be, in blocks that cut even the smallest arrays."""
     monkeypatch.setattr(choose, "preferred", lambda inputs: name)

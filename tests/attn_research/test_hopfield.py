@@ -65,6 +65,7 @@ def test_sixteen_bits_keep_the_state_in_float32(draw):
     np.testing.assert_array_equal(got, want.astype(jnp.bfloat16))
 
 
+@pytest.mark.usefixtures("forward_mode")
 def test_gradients_through_the_steps(draw, rng):
     inputs = dict(zip("qkv", draw(batch=(), T=2, N=1), strict=True)) | {"beta": np.array(0.8)}
     pull = rng.normal(size=(2, 1, 3))

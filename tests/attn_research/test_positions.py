@@ -168,6 +168,7 @@ def test_t5_bias_looks_its_table_up(rng):
     np.testing.assert_array_equal(batch[1, 0], got)
 
 
+@pytest.mark.usefixtures("forward_mode")
 def test_t5_gradient_reaches_the_table(draw, rng):
     drawn = draw(T=4, S=7)
     table, pull = rng.normal(size=(4, 2)), rng.normal(size=(2, 4, 2, 3))

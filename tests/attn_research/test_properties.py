@@ -221,6 +221,7 @@ def test_masking_is_deletion(score, data):
         np.testing.assert_allclose(x, y, **close)
 
 
+@pytest.mark.usefixtures("forward_mode")
 @pytest.mark.parametrize("score", ar.SCORES)
 @few
 @given(data=st.data())

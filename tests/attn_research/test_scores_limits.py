@@ -60,6 +60,7 @@ def test_small_distances_far_from_zero(score, centres, rng):  # case 11
         assert (error <= 1e-5 * np.abs(terms).sum(1 - side)).all()
 
 
+@pytest.mark.usefixtures("forward_mode")
 @pytest.mark.parametrize("score", NORMALIZED)
 def test_a_zero_vector_has_logits_0_and_spoils_no_gradient(score, draw, draw_params):  # case 11
     query, key, value = draw(batch=(1,)).cast(jnp.float32)
@@ -127,6 +128,7 @@ def test_saturated_distances(score):
     np.testing.assert_array_equal(got, [[-top, 0.0, -top]])
 
 
+@pytest.mark.usefixtures("forward_mode")
 @pytest.mark.parametrize("score", NEW)
 def test_no_derivative_of_finite_inputs_is_nan(score, draw, draw_params):
     query, key, value = draw(batch=()).cast(jnp.float32)
