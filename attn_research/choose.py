@@ -21,9 +21,11 @@ def why_not_blocked(options: Options) -> str:
     if options.talking_heads is not None:
         return "talking_heads, which mix whole matrices of logits"
     streams = normalizers.get(options.normalizer).STREAMS
-    if streams not in ("softmax", "sinks", "elementwise"):
+    if streams is None:
         name = type(normalizers.get(options.normalizer)).__name__
         return f"the normalizer {name}, which needs whole rows"
+    if streams == "threshold" and options.implementation == "blocked_any_mode":
+        return "a search for the threshold of each row"
     if callable(scores.pairwise(options.score)) and _counts(options):
         return "a count of visible keys that the score function may hide"
     return ""

@@ -152,6 +152,12 @@ def _blocked(
         sees = jnp.swapaxes(jnp.atleast_2d(seen) > 0, -1, -2)[..., None]
         lse = layout.lse(problem, any_mode) if with_lse else None
         return jnp.where(sees, out, 0), lse
+    if normalizer.STREAMS == "threshold":
+        stream = streams.Threshold(normalizer.POWER)  # type: ignore[attr-defined]
+        out, largest = layout.context_and_lse(problem, stream, None)
+        assert largest is not None
+        lse = layout.lse(problem) if with_lse else None
+        return jnp.where((largest == -jnp.inf).swapaxes(-1, -2)[..., None], 0, out), lse
     out, lse = layout.context_and_lse(problem, streams.SOFTMAX, None, any_mode)
     assert lse is not None
     out = jnp.where((lse == -jnp.inf).swapaxes(-1, -2)[..., None], 0, out)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_research.kernels.blocks import Constants, Element, Inputs, Plan
+from attn_research.kernels.streams import Seen
 from attn_research.numerics import contract, wide
 
 
@@ -43,37 +44,49 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
             row = i * one.rows
             count = one.rows_of(constants.count, row)
 
-            def column_block(carry: Any, j: Any) -> Any:
-                col = j * one.cols
+            def fold(step: Any, start: Any) -> Any:
+                """``step(carry, block)`` for all blocks of the row that have a visible pair."""
 
-                def see(carry: Any) -> Any:
-                    arguments = one.arguments(row, col)
-                    visible = largest = None
-                    if plan.rising is not None and one.all_rise():
-                        logits, largest = plan.rising(one.own, *arguments[:2])
-                    else:
-                        logits, visible = one.logits(row, col, *arguments)
-                    value = one.cols_of(one.value, col)
+                def column_block(carry: Any, j: Any) -> tuple[Any, None]:
+                    col = j * one.cols
 
-                    def mix(weights: jax.Array) -> jax.Array:
-                        weights = one.mixing(weights, visible, row, col).astype(dtype)
-                        merged = weights.reshape(one.H, one.G * one.rows, one.cols)
-                        multiply = jnp.einsum if plan.stream.bounded else contract
-                        mixed = multiply("hxc,hcd->hxd", merged, value)
-                        return mixed.reshape(*weights.shape[:3], width)
+                    def see(carry: Any) -> Any:
+                        return step(carry, _look(one, row, col, dtype))
 
-                    return plan.stream.step(carry, one, count, logits, visible, largest, mix)
+                    return _unless_empty(one, row, col, see, carry), None
 
-                return _unless_empty(one, row, col, see, carry), None
+                return lax.scan(column_block, start, jnp.arange(blocks[1]))[0]
 
-            start = plan.stream.start((one.H, one.G, one.rows), width, dtype)
-            return plan.stream.finish(lax.scan(column_block, start, jnp.arange(blocks[1]))[0])
+            shape = one.H, one.G, one.rows
+            found = plan.stream.search(fold, shape, dtype, count)
+            start = plan.stream.start(shape, width, dtype)
+            carry = fold(lambda carry, seen: plan.stream.step(carry, one, found, seen), start)
+            return plan.stream.finish(carry, found)
 
         blocks = one.blocks()
         rows = lax.map(row_block, jnp.arange(blocks[0]))
         return jax.tree.map(functools.partial(_join, axis=2), rows)
 
     return lax.map(element, jnp.arange(inputs.query.shape[0]))
+
+
+def _look(one: Element, row: Any, col: Any, dtype: Any) -> Seen:
+    arguments, rising = one.arguments(row, col), one.plan.rising
+    visible = largest = None
+    if rising is not None and one.all_rise():
+        logits, largest = rising(one.own, *arguments[:2])
+    else:
+        logits, visible = one.logits(row, col, *arguments)
+    value = one.cols_of(one.value, col)
+
+    def mix(weights: jax.Array) -> jax.Array:
+        mixed = one.mixing(weights, visible, row, col).astype(dtype)
+        mixed = mixed.reshape(one.H, one.G * one.rows, one.cols)
+        multiply = jnp.einsum if one.plan.stream.bounded else contract
+        mixed = multiply("hxc,hcd->hxd", mixed, value)
+        return mixed.reshape(*weights.shape[:3], value.shape[-1])
+
+    return Seen(logits, visible, largest, mix)
 
 
 def _unless_empty(one: Element, row: Any, col: Any, see: Any, carry: Any) -> Any:
@@ -92,7 +105,7 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
     inputs, constants, context, kept = residuals
     d_context, d_lse = cotangents
     dtype, width = d_context.dtype, d_context.shape[-1]
-    delta = plan.stream.delta(context, d_context, d_lse)
+    delta = plan.stream.delta(kept, context, d_context, d_lse)
 
     def element(carry: Any, m: jax.Array) -> Any:
         d_bias, d_shared, d_heads = carry
@@ -118,7 +131,6 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
                     d_mixed = jnp.einsum("hcd,hxd->hcx", value, d_rows).reshape(logits.shape)
                     weights, d_logits, d_normalizer = plan.stream.pull(
                         one,
-                        one.rows_of(constants.count, row),
                         kept_here,
                         logits,
                         visible,

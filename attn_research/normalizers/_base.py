@@ -21,8 +21,8 @@ class Normalizer:
           ``kept(lse)``;
         - "elementwise": in one pass by ``weigh``, as each weight depends on its own logit and the
           number of visible keys alone;
-        - "threshold": a few passes over the blocks search one number a row, from sums over the
-          keys; then each weight depends on its own logit and that number;
+        - "threshold": a few passes over the blocks search one number t a row, from sums over the
+          keys: weights are ``max(l / POWER - t, 0)^POWER``, POWER 1 or 2;
         - None: not known to; the whole row is needed.
     """
 

@@ -33,13 +33,8 @@ def above_threshold(z: jax.Array, power: int) -> jax.Array:
     """
 
     def step(t: jax.Array) -> jax.Array:
-        above = jnp.maximum(z - t, 0)
-        if power == 1:
-            value, slope = above, (above > 0).astype(z.dtype)
-        else:
-            value, slope = jnp.square(above), 2 * above
-        excess = jnp.sum(value, axis=-1, keepdims=True) - 1
-        return t + excess / jnp.sum(slope, axis=-1, keepdims=True)
+        value, slope = (jnp.sum(x, axis=-1, keepdims=True) for x in terms(z - t, power))
+        return t + (value - 1) / slope
 
     def climbs(state: tuple[jax.Array, jax.Array]) -> jax.Array:
         t, last = state
@@ -53,6 +48,14 @@ def above_threshold(z: jax.Array, power: int) -> jax.Array:
     start = jnp.max(z, axis=-1, keepdims=True) - 1
     _, t = lax.while_loop(climbs, climb, (step(start), start))
     return jnp.maximum(z - t, 0)
+
+
+def terms(above: jax.Array, power: int) -> tuple[jax.Array, jax.Array]:
+    """``max(above, 0)^power`` and its derivative."""
+    above = jnp.maximum(above, 0)
+    if power == 1:
+        return above, jnp.sign(above)
+    return jnp.square(above), 2 * above
 
 
 def hide(weights: jax.Array, logits: jax.Array) -> jax.Array:

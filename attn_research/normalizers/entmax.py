@@ -105,7 +105,7 @@ class Entmax(Normalizer):
     alpha: Any = 1.5
 
     SUMS_TO_ONE = True
-    STREAMS = "threshold"
+    STREAMS = None
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, int | float) and not 1 <= self.alpha < math.inf:

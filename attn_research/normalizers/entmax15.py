@@ -40,6 +40,7 @@ class Entmax15(Normalizer):
 
     SUMS_TO_ONE = True
     STREAMS = "threshold"
+    POWER = 2
 
     def normalize(self, logits: jax.Array) -> jax.Array:
         return _weights(logits)

@@ -37,6 +37,7 @@ class Sparsemax(Normalizer):
 
     SUMS_TO_ONE = True
     STREAMS = "threshold"
+    POWER = 1
 
     def normalize(self, logits: jax.Array) -> jax.Array:
         return _weights(logits)
