@@ -13,7 +13,7 @@ def implementation(inputs: Inputs, options: Options) -> str:
         raise ValueError(f"implementation={named!r} cannot do {refusal}: use 'dense'")
     if refusal or not math.prod(inputs.shape):  # nothing there: no array to avoid
         return "dense"
-    return named or preferred(inputs)
+    return named or preferred(inputs, options)
 
 
 def why_not_blocked(options: Options) -> str:
@@ -43,7 +43,12 @@ def _counts(options: Options) -> bool:
     return log_n or normalizers.get(options.normalizer).STREAMS == "elementwise"
 
 
-def preferred(inputs: Inputs) -> str:
-    """The faster one, of those that can do it."""
+def preferred(inputs: Inputs, options: Options) -> str:
+    """The faster one, of those that can do it.
+
+    Measured on 2 cores: with 16 queries and 2048 keys the dot product is as fast either way, with 4
+    dense is, by a third; the additive score is faster by blocks from 8 queries on.
+    """
     T, S = inputs.shape[-2:]
-    return "blocked" if T > 1 and T * S >= 2**15 else "dense"
+    few = T < (32 if scores.pairwise(options.score) == "dot" else 8)
+    return "blocked" if T * S >= (2**20 if few else 2**15) and T > 1 else "dense"
