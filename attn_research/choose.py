@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+
 from attn_research import normalizers, scaling, scores
 from attn_research.validate import Inputs, Options
 
@@ -47,8 +49,12 @@ def preferred(inputs: Inputs, options: Options) -> str:
     """The faster one, of those that can do it.
 
     Measured on 2 cores: with 16 queries and 2048 keys the dot product is as fast either way, with 4
-    dense is, by a third; the additive score is faster by blocks from 8 queries on.
+    dense is, by a third; the additive score is faster by blocks from 8 queries on. On an
+    accelerator, where blocks one after the other leave most of it idle, they are for what would
+    take more than 2 GiB otherwise (not measured: none was at hand).
     """
     T, S = inputs.shape[-2:]
+    if jax.default_backend() != "cpu":
+        return "blocked" if 4 * math.prod(inputs.shape) > 2**31 else "dense"
     few = T < (32 if scores.pairwise(options.score) == "dot" else 8)
     return "blocked" if T * S >= (2**20 if few else 2**15) and T > 1 else "dense"
