@@ -298,7 +298,8 @@ def _pairs(
     def f(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
         if pairwise == "additive":
             v = params["v"].astype(query.dtype)
-            return additive.sum_tanh(query, key, v).T if turned else additive.values(query, key, v)
+            kernel = _additive()
+            return kernel.sum_tanh(query, key, v).T if turned else kernel.values(query, key, v)
         if pairwise == "squared_distance":
             return _squared_distance(params, query, key, turned)
         out = pairwise(params, query, key)
@@ -318,6 +319,15 @@ def _pairs(
     else:
         out = jax.vmap(of_group, in_axes=(0 if per_head else None, 0, 0))(params, query, key)
     return out.swapaxes(1, 2) if turned else out
+
+
+def _additive() -> Any:
+    """The module of the additive kernel for this machine."""
+    if jax.default_backend() != "gpu":
+        return additive
+    from attn_research.kernels import additive_pallas
+
+    return additive_pallas
 
 
 def _squared_distance(params: Any, query: jax.Array, key: jax.Array, turned: bool) -> jax.Array:
