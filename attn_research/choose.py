@@ -26,7 +26,7 @@ def why_not_blocked(options: Options) -> str:
     if streams is None:
         name = type(normalizers.get(options.normalizer)).__name__
         return f"the normalizer {name}, which needs whole rows"
-    if streams == "threshold" and options.implementation == "blocked_any_mode":
+    if streams in ("threshold", "bisection") and options.implementation == "blocked_any_mode":
         return "a search for the threshold of each row"
     if callable(scores.pairwise(options.score)) and _counts(options):
         return "a count of visible keys that the score function may hide"

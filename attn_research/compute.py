@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from attn_research import choose, dropout, normalizers, numerics, scaling, scores, talking_heads
 from attn_research import params as parameters
 from attn_research.hide import Hidden, flag, hide
-from attn_research.kernels import count, dense, layout, streams
+from attn_research.kernels import count, dense, layout, searched, streams
 from attn_research.validate import Inputs, Options
 
 
@@ -152,9 +152,12 @@ def _blocked(
         sees = jnp.swapaxes(jnp.atleast_2d(seen) > 0, -1, -2)[..., None]
         lse = layout.lse(problem, any_mode) if with_lse else None
         return jnp.where(sees, out, 0), lse
-    if normalizer.STREAMS == "threshold":
-        stream = streams.Threshold(normalizer.POWER)  # type: ignore[attr-defined]
-        out, largest = layout.context_and_lse(problem, stream, None)
+    if normalizer.STREAMS in ("threshold", "bisection"):
+        if normalizer.STREAMS == "threshold":
+            stream: Any = searched.Threshold(normalizer.POWER)  # type: ignore[attr-defined]
+            out, largest = layout.context_and_lse(problem, stream, None)
+        else:
+            out, largest = layout.context_and_lse(problem, searched.Bisection(), normalizer)
         assert largest is not None
         lse = layout.lse(problem) if with_lse else None
         return jnp.where((largest == -jnp.inf).swapaxes(-1, -2)[..., None], 0, out), lse

@@ -13,7 +13,7 @@ from attn_research.folders import unknown
 from attn_research.numerics import wide
 from attn_research.transformed import TransformedKeys
 
-IMPLEMENTATIONS = ("dense", "blocked", "blocked_any_mode")
+IMPLEMENTATIONS = ("dense", "blocked", "blocked_any_mode", "cudnn")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,7 +58,7 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
                 return lax.scan(column_block, start, jnp.arange(blocks[1]))[0]
 
             shape = one.H, one.G, one.rows
-            found = plan.stream.search(fold, shape, dtype, count)
+            found = plan.stream.search(one, fold, shape, dtype, count)
             start = plan.stream.start(shape, width, dtype)
             carry = fold(lambda carry, seen: plan.stream.step(carry, one, found, seen), start)
             return plan.stream.finish(carry, found)

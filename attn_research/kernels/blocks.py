@@ -118,6 +118,10 @@ class Element:
         """``[H, G, rows]`` against a block."""
         return x[:, None] if self.turned else x[..., None]
 
+    def by_head(self, x: jax.Array) -> jax.Array:
+        """``[H, G]`` against a block."""
+        return x[:, None, :, None] if self.turned else x[..., None, None]
+
     def by_pair(self, x: jax.Array) -> jax.Array:
         """``[H | 1, G | 1, rows | 1, cols | 1]`` against a block."""
         return jnp.moveaxis(x, -1, 1) if self.turned else x

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_research.kernels.blocks import Element
-from attn_research.normalizers._threshold import terms
 from attn_research.numerics import clip_finite
 
 Mix = Callable[[jax.Array], jax.Array]  # weights -> weights @ values
@@ -42,7 +41,7 @@ class Softmax:
 
     bounded = True  # weights are at most 1
 
-    def search(self, fold: Fold, rows: tuple[int, ...], dtype: Any, count: Any) -> None:
+    def search(self, one: Element, fold: Fold, rows: Any, dtype: Any, count: Any) -> None:
         return None
 
     def start(self, rows: tuple[int, ...], width: int, dtype: Any) -> Any:
@@ -54,7 +53,7 @@ class Softmax:
 
     def step(self, carry: Any, one: Element, found: Any, seen: Seen) -> Any:
         top, total, context = carry
-        logits, largest = _hidden(seen), seen.largest
+        logits, largest = hidden(seen), seen.largest
         largest = logits.max(-1) if largest is None else largest
         new_top = lax.stop_gradient(jnp.maximum(top, largest))  # any other would do
         shift = jnp.where(new_top == -jnp.inf, 0, new_top)
@@ -90,7 +89,7 @@ class Elementwise:
 
     bounded = False
 
-    def search(self, fold: Fold, rows: tuple[int, ...], dtype: Any, count: Any) -> Any:
+    def search(self, one: Element, fold: Fold, rows: Any, dtype: Any, count: Any) -> Any:
         return count
 
     def start(self, rows: tuple[int, ...], width: int, dtype: Any) -> Any:
@@ -135,72 +134,7 @@ def _weigh(
     return weights if visible is None else jnp.where(visible, weights, 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Threshold:
-    """``max(l / power - t, 0)^power``: Newton's method finds t, a pass over the row a step, as in
-    ``normalizers/_threshold.py``."""
-
-    power: int
-    bounded = True
-
-    def search(self, fold: Fold, rows: tuple[int, ...], dtype: Any, count: Any) -> Any:
-        def larger(top: jax.Array, seen: Seen) -> jax.Array:
-            return jnp.maximum(top, _hidden(seen).max(-1))
-
-        top = fold(larger, jnp.full(rows, -jnp.inf, dtype))
-        shift = jnp.where(top == -jnp.inf, 0, top)
-
-        def newton(t: jax.Array) -> jax.Array:
-            def add(sums: Any, seen: Seen) -> Any:
-                above = (_hidden(seen) - shift[..., None]) / self.power - t[..., None]
-                return [a + x.sum(-1) for a, x in zip(sums, terms(above, self.power), strict=True)]
-
-            value, slope = fold(add, [jnp.zeros(rows, dtype)] * 2)
-            return t + (value - 1) / jnp.where(slope == 0, 1, slope)
-
-        def climb(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            t = jnp.maximum(*state)
-            return newton(t), t
-
-        start = jnp.full(rows, -1, dtype)
-        _, t = lax.while_loop(
-            lambda state: jnp.any(state[0] > state[1]), climb, (newton(start), start)
-        )
-        return top, t
-
-    def start(self, rows: tuple[int, ...], width: int, dtype: Any) -> Any:
-        context = jnp.zeros((*rows, width), dtype)
-        return context, context, jnp.zeros(rows, dtype)
-
-    def step(self, carry: Any, one: Element, found: Any, seen: Seen) -> Any:
-        context, mean, total = carry
-        weights, slopes = self._weigh(one, found, seen.logits, seen.visible)
-        return context + seen.mix(weights), mean + seen.mix(slopes), total + slopes.sum(-1)
-
-    def finish(self, carry: Any, found: Any) -> tuple[jax.Array, jax.Array, Any]:
-        """Context, the largest logit of each row (without derivative), and what ``pull`` needs."""
-        context, mean, total = carry
-        return context, found[0], (found, mean / jnp.where(total == 0, 1, total)[..., None])
-
-    def delta(self, kept: Any, context: Any, d_context: Any, d_lse: Any) -> jax.Array:
-        return jnp.sum(d_context * kept[1], -1)
-
-    def pull(
-        self, one: Element, kept: Any, logits: Any, visible: Any, d_weights: Any, delta: Any
-    ) -> tuple[jax.Array, jax.Array, Any]:
-        weights, slopes = self._weigh(one, kept[0], logits, visible)
-        return weights, slopes * (d_weights - one.by_row(delta)), None
-
-    def _weigh(self, one: Element, found: Any, logits: Any, visible: Any) -> list[jax.Array]:
-        """Weights, and their derivatives by their logits."""
-        top, t = (one.by_row(x) for x in found)
-        top = jnp.where(top == -jnp.inf, 0, top)
-        value, slope = terms((logits - top) / self.power - t, self.power)
-        pair = [value, slope / self.power]
-        return pair if visible is None else [jnp.where(visible, x, 0) for x in pair]
-
-
-def _hidden(seen: Seen) -> jax.Array:
+def hidden(seen: Seen) -> jax.Array:
     """Logits, -inf where they are not visible."""
     return seen.logits if seen.visible is None else jnp.where(seen.visible, seen.logits, -jnp.inf)
 

@@ -23,6 +23,7 @@ class Normalizer:
           number of visible keys alone;
         - "threshold": a few passes over the blocks search one number t a row, from sums over the
           keys: weights are ``max(l / POWER - t, 0)^POWER``, POWER 1 or 2;
+        - "bisection": likewise, but y is searched, and weights are those of ``entmax.weights_at``;
         - None: not known to; the whole row is needed.
     """
 

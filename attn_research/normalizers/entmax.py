@@ -16,6 +16,7 @@ y to the precision of the dtype, and nothing is special near alpha = 1. (If alph
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,50 +33,66 @@ _SERIES = 18  # terms until 1 / k! is below the rounding error of float64
 @jax.custom_jvp
 def _weights(logits: jax.Array, alpha: jax.Array) -> jax.Array:
     z, e = below_top(logits), alpha - 1
-    tiny = jnp.finfo(z.dtype).tiny
+
+    def total(y: jax.Array) -> jax.Array:
+        return jnp.sum(weights_at(y, z, e), axis=-1, keepdims=True)
+
+    low = jnp.max(z, axis=-1, keepdims=True) + jnp.zeros_like(e)  # 0, or NaN
+    y = bisect(total, low, low + math.log(z.shape[-1]))
+    return hide(weights_at(y, z, e) / total(y), logits)
+
+
+def weights_at(y: jax.Array, z: jax.Array, e: jax.Array) -> jax.Array:
+    """``exp(-y) (1 + e z exp(e y))^(1 / e)``, and its limit at e = 0."""
     softmax = e == 0
     safe = jnp.where(softmax, 1, e)
+    scaled = z / jnp.maximum(jnp.exp(-e * y), jnp.finfo(z.dtype).tiny)
+    some = softmax | (safe * scaled > -1)
+    power = jnp.log1p(jnp.where(some, safe * scaled, 0)) / safe
+    log = jnp.where(softmax, scaled, power) - y
+    return jnp.where(some, jnp.exp(log), jnp.where(jnp.isnan(z), z, 0))
 
-    def weights(y: jax.Array) -> jax.Array:
-        scaled = z / jnp.maximum(jnp.exp(-e * y), tiny)
-        power = jnp.log1p(jnp.maximum(safe * scaled, -1)) / safe
-        return jnp.exp(jnp.where(softmax, scaled, power) - y)
+
+def bisect(total: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array) -> jax.Array:
+    """Where the falling function ``total`` is 1, to the precision of the dtype."""
 
     def halve(_: int, bracket: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bracket
         middle = (low + high) / 2
-        above = jnp.sum(weights(middle), axis=-1, keepdims=True) > 1
+        above = total(middle) > 1
         return jnp.where(above, middle, low), jnp.where(above, high, middle)
 
-    low = jnp.max(z, axis=-1, keepdims=True) + jnp.zeros_like(e)  # 0, or NaN
-    high = low + math.log(z.shape[-1])
-    low, high = lax.fori_loop(0, jnp.finfo(z.dtype).nmant + 6, halve, (low, high))
-    p = weights((low + high) / 2)
-    return hide(p / jnp.sum(p, axis=-1, keepdims=True), logits)
+    low, high = lax.fori_loop(0, jnp.finfo(low.dtype).nmant + 6, halve, (low, high))
+    return (low + high) / 2
 
 
 def _weights_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     alpha, (dz, dalpha) = primals[1], tangents
     weights = _weights(*primals)
-    zero = weights == 0
-    log = jnp.log(jnp.where(zero, 1, weights))
-    largest = 0.75 * math.log(float(jnp.finfo(weights.dtype).max))  # steeper slopes saturate
-    slopes = jnp.exp(jnp.minimum((2 - alpha) * log, largest))
-    slopes = jnp.where(zero, 0, slopes)
+    slopes = slopes_of(weights, alpha)
     dz = jnp.zeros_like(weights) if isinstance(dz, SymbolicZero) else dz
     if not isinstance(dalpha, SymbolicZero):
-        dz = dz + dalpha * _per_alpha(log, alpha - 1)
+        dz = dz + dalpha * per_alpha(weights, alpha)
     return weights, tangent(slopes, dz)
 
 
 _weights.defjvp(_weights_jvp, symbolic_zeros=True)
 
 
-def _per_alpha(log: jax.Array, e: jax.Array) -> jax.Array:
-    """The change of logits that moves weights of these logarithms as a change of alpha does.
+def slopes_of(weights: jax.Array, alpha: jax.Array) -> jax.Array:
+    """``p^(2 - alpha)``, 0 where p is; beyond what the dtype has room for it saturates."""
+    zero = weights == 0
+    largest = 0.75 * math.log(float(jnp.finfo(weights.dtype).max))
+    slopes = jnp.exp(jnp.minimum((2 - alpha) * jnp.log(jnp.where(zero, 1, weights)), largest))
+    return jnp.where(zero, 0, slopes)
+
+
+def per_alpha(weights: jax.Array, alpha: jax.Array) -> jax.Array:
+    """The change of logits that moves these weights as a change of alpha does.
 
     With w = -e ln p it is ``-(ln p)^2 (1 - (1 + w) exp(-w)) / w^2``; at e = 0 ``-(ln p)^2 / 2``.
     """
+    log, e = jnp.log(jnp.where(weights == 0, 1, weights)), alpha - 1
     w = -e * log
     near = jnp.abs(w) < 1
     far = jnp.where(near, 1, w)
@@ -105,7 +122,7 @@ class Entmax(Normalizer):
     alpha: Any = 1.5
 
     SUMS_TO_ONE = True
-    STREAMS = None
+    STREAMS = "bisection"
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, int | float) and not 1 <= self.alpha < math.inf:

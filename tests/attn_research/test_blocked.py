@@ -93,6 +93,7 @@ NORMALIZERS = [n for n in ar.NORMALIZERS if ar.normalizer(n).STREAMS not in (Non
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_other_normalizers(normalizer, small_blocks, rng):  # case 14: sinks are counted once
     options = {"sinks": {"logit": rng.normal(size=N)}, "sigmoid": {"bias": rng.normal(size=N)}}
+    options["entmax"] = {"alpha": np.array([1.0, 1.2, 1.9, 2.0])}
     with jax.enable_x64(True):
         q, k, v = inputs(rng)
         for given in ({}, options[normalizer]) if normalizer in options else ({},):
@@ -296,9 +297,22 @@ def test_visible_keys_are_counted_by_blocks(monkeypatch, rng):
     assert count.visible_keys(None, None, T, S) == S
 
 
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15", "entmax"])
+def test_forward_over_reverse_of_what_is_searched(normalizer, small_blocks, rng):
+    with jax.enable_x64(True):
+        q, k, v = (x[0, :5, :1] for x in inputs(rng))
+        step = rng.normal(size=q.shape)
+
+        def second(implementation):
+            options = dict(normalizer=normalizer, implementation=implementation)
+            grad = jax.grad(lambda q: jnp.sin(ar.attend(q, k, v, **options)).sum())
+            return jax.jit(lambda q: jax.jvp(grad, (q,), (step,))[1])(q)
+
+        np.testing.assert_allclose(second("blocked"), second("dense"), atol=1e-8)
+
+
 REFUSED = {
     "normalizer": dict(normalizer="top_k"),
-    "entmax": dict(normalizer="entmax"),
     "talking": dict(talking_heads=ar.TalkingHeads(before=np.eye(2))),
     "count": dict(scale="log_n", score=lambda p, q, k: q @ k.T),
 }
