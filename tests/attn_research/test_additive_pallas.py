@@ -84,7 +84,7 @@ def test_without_features_or_keys():
 
 
 def test_attend_uses_it_where_there_is_a_gpu(draw, draw_params, monkeypatch, small_tiles):
-    assert layout._additive() is additive
+    assert pairs._additive() is additive
     q, k, v = draw(batch=(), T=5, S=9, N=2, K=1).cast(jnp.float32)
     params = jax.tree.map(jnp.asarray, draw_params("additive", 4, 4, num_heads=2))
     params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
@@ -113,13 +113,13 @@ def test_attend_uses_it_where_there_is_a_gpu(draw, draw_params, monkeypatch, sma
             calls.append("values")
             return additive_pallas.values(*arguments, True)
 
-    monkeypatch.setattr(layout, "_additive", lambda: Interpreted)
+    monkeypatch.setattr(pairs, "_additive", lambda: Interpreted)
     got = both(q, k, v, params, "blocked")
     assert set(calls) == {"sum_tanh", "values"}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=3e-5), got, want)
     monkeypatch.undo()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert layout._additive() is additive_pallas
+    assert pairs._additive() is additive_pallas
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
