@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import attn_research as ar
-from attn_research.kernels import additive, additive_pallas, layout
+from attn_research.kernels import additive, additive_pallas, pairs
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 SIZES = [(1, 1, 1), (5, 70, 3), (33, 64, 40)]  # rows, cols, E
