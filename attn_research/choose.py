@@ -1,21 +1,29 @@
-"""Which implementation computes a call of ``attend``."""
+"""Which implementation computes a call of ``attend``.
+
+On TPU it is one of those for the CPU: no kernel for TPUs was at hand to be tested.
+"""
 
 import math
 
 import jax
 
 from attn_research import normalizers, scaling, scores
+from attn_research.kernels import cudnn
 from attn_research.validate import Inputs, Options
 
 
-def implementation(inputs: Inputs, options: Options) -> str:
+def implementation(inputs: Inputs, options: Options, with_lse: bool = False) -> str:
     """A name of ``validate.IMPLEMENTATIONS``. Raises if the one asked for cannot do it."""
-    named, refusal = options.implementation, why_not_blocked(options)
+    named, instead = options.implementation, "dense"
+    if named == "cudnn":
+        refusal, instead = cudnn.why_not_cudnn(inputs, options, with_lse), "blocked"
+    else:
+        refusal = why_not_blocked(options)
     if named is not None and named != "dense" and refusal:
-        raise ValueError(f"implementation={named!r} cannot do {refusal}: use 'dense'")
+        raise ValueError(f"implementation={named!r} cannot do {refusal}: use {instead!r}")
     if refusal or not math.prod(inputs.shape):  # nothing there: no array to avoid
         return "dense"
-    return named or preferred(inputs, options)
+    return named or preferred(inputs, options, with_lse)
 
 
 def why_not_blocked(options: Options) -> str:
@@ -45,15 +53,20 @@ def _counts(options: Options) -> bool:
     return log_n or normalizers.get(options.normalizer).STREAMS == "elementwise"
 
 
-def preferred(inputs: Inputs, options: Options) -> str:
+def preferred(inputs: Inputs, options: Options, with_lse: bool) -> str:
     """The faster one, of those that can do it.
 
     Measured on 2 cores: with 16 queries and 2048 keys the dot product is as fast either way, with 4
     dense is, by a third; the additive score is faster by blocks from 8 queries on. On an
     accelerator, where blocks one after the other leave most of it idle, they are for what would
-    take more than 2 GiB otherwise (not measured: none was at hand).
+    take more than 2 GiB otherwise (not measured: none was at hand). cuDNN's kernel is left alone
+    where what the score makes of queries and keys would have to be rounded for it.
     """
     T, S = inputs.shape[-2:]
+    large = T * S >= 2**15 and T > 1
+    if large and not cudnn.why_not_cudnn(inputs, options, with_lse):
+        if all(x.dtype == inputs.query.dtype for x in cudnn.transformed(inputs, options)):
+            return "cudnn"
     if jax.default_backend() != "cpu":
         return "blocked" if 4 * math.prod(inputs.shape) > 2**31 else "dense"
     few = T < (32 if scores.pairwise(options.score) == "dot" else 8)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from attn_research import masks
 from attn_research.attend import attend, attend_with_lse, attention_weights
-from attn_research.folders import unknown
 from attn_research.numerics import wide
 
 
@@ -55,8 +54,6 @@ def dot_product_attention(
     [[1.     0.    ]
      [0.3302 0.6698]]
     """
-    if implementation == "cudnn":
-        raise ValueError(unknown("implementation", "cudnn", ("xla", "dense")))
     shape = jnp.shape(query)
     query, key, value = (_four_axes(x) for x in (query, key, value))
     if len(shape) < 4:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from attn_research import choose, dropout, normalizers, numerics, scaling, scores, talking_heads
 from attn_research import params as parameters
 from attn_research.hide import Hidden, flag, hide
-from attn_research.kernels import count, dense, layout, searched, streams
+from attn_research.kernels import count, cudnn, dense, layout, searched, streams
+from attn_research.mask_types import Band, FirstKeys
 from attn_research.validate import Inputs, Options
 
 
@@ -35,10 +36,12 @@ def weights(inputs: Inputs, options: Options) -> jax.Array:
 
 def _attend(inputs: Inputs, options: Options, with_lse: bool) -> tuple[jax.Array, jax.Array | None]:
     assert inputs.value is not None
-    implementation = choose.implementation(inputs, options)
+    implementation = choose.implementation(inputs, options, with_lse)
     lse: jax.Array | None
     if implementation == "dense":
         out, lse = _dense(inputs, options)
+    elif implementation == "cudnn":
+        out, lse = _cudnn(inputs, options), None
     else:
         any_mode = implementation == "blocked_any_mode"
         out, lse = _blocked(inputs, options, any_mode, with_lse)
@@ -167,3 +170,20 @@ def _blocked(
     if normalizer.STREAMS == "sinks":
         out = out * normalizer.kept(lse).swapaxes(-1, -2)[..., None]
     return out, lse
+
+
+def _cudnn(inputs: Inputs, options: Options) -> jax.Array:
+    mask, bad = inputs.mask, None
+    safe: Any
+    if isinstance(mask, Band):  # the causal one, T = S
+        safe = flag(inputs, score_may_hide=False)
+        bad = safe.bad_key | safe.bad_value
+        bad = jnp.repeat(bad, inputs.query.shape[-2] // bad.shape[-1], -1).astype(jnp.int32)
+        bad = (jax.lax.cummax(bad, bad.ndim - 2) > 0) | safe.bad_query
+    else:
+        safe = _hide(inputs, options)
+    query, key, dim = _place(inputs, options, safe.query, safe.key, None)
+    scale = scaling.resolve(options.scale, _default_scale(options), dim)
+    lengths = mask.count if isinstance(mask, FirstKeys) else None
+    out = cudnn.context(query, key, safe.value, scale, isinstance(mask, Band), lengths)
+    return out if bad is None else out * jnp.where(bad, jnp.nan, 1).astype(out.dtype)[..., None]

@@ -10,7 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-LARGEST_HEAD = 128  # features; and a multiple of 8
+from attn_research import normalizers, scores
+from attn_research import params as parameters
+from attn_research.mask_types import Band, FirstKeys
+from attn_research.validate import Inputs, Options
 
 
 def available() -> bool:
@@ -20,6 +23,72 @@ def available() -> bool:
     device = jax.devices()[0]
     nvidia = "cuda" in device.client.platform_version
     return nvidia and int(device.compute_capability.split(".")[0]) >= 8
+
+
+def why_not_cudnn(inputs: Inputs, options: Options, with_lse: bool = False) -> str:
+    """What of all this cuDNN's kernel cannot do; empty if it can do it."""
+    if not available():
+        return "without an NVIDIA GPU of compute capability 8.0 or more"
+    if with_lse:
+        return "the log-sum-exp"
+    options_refusal = _score(inputs, options) or _options(options)
+    return options_refusal or _mask(inputs) or _arrays(inputs, options)
+
+
+def _score(inputs: Inputs, options: Options) -> str:
+    if scores.pairwise(options.score) != "dot":
+        return f"the score {options.score!r}, which is no product of queries and keys"
+    if hasattr(scores.get(options.score), "place"):
+        return f"the score {options.score!r}, which reads positions"
+    return "" if inputs.transformed is None else "keys that transform_keys made"
+
+
+def _options(options: Options) -> str:
+    normalizer = normalizers.get(options.normalizer)
+    if normalizer.STREAMS != "softmax":
+        return f"the normalizer {type(normalizer).__name__}"
+    scale = options.scale
+    if not (scale is None or isinstance(scale, str | float | int)) or scale == "log_n":
+        return "a scale that is not one number known before tracing"
+    for name in ("bias", "softcap", "talking_heads"):
+        if getattr(options, name) is not None:
+            return name
+    rate = options.dropout_rate
+    return "" if isinstance(rate, float | int) and rate == 0 else "dropout"
+
+
+def _mask(inputs: Inputs) -> str:
+    mask, (T, S) = inputs.mask, inputs.shape[-2:]
+    if mask is None or isinstance(mask, FirstKeys):
+        return ""
+    causal = isinstance(mask, Band) and mask.low is None
+    if causal and isinstance(mask.high, int) and mask.high == 0 and T == S:  # type: ignore[attr-defined]
+        return ""
+    return "masks but masks.lengths(...), and masks.causal() where T = S"
+
+
+def _arrays(inputs: Inputs, options: Options) -> str:
+    assert inputs.value is not None
+    dtypes = [x.dtype for x in (inputs.query, inputs.key, inputs.value)]
+    if len(set(dtypes)) > 1 or dtypes[0] not in (jnp.bfloat16, jnp.float16):
+        return f"dtypes but one of bfloat16 and float16: got {', '.join(map(str, dtypes))}"
+    features, width = transformed(inputs, options)[0].shape[-1], inputs.value.shape[-1]
+    if features != width or not 0 < width <= 128 or width % 8:
+        return (
+            "features but a multiple of 8 up to 128, the same for keys and values: got "
+            f"{features} and {width}"
+        )
+    return ""
+
+
+def transformed(inputs: Inputs, options: Options) -> Any:
+    """Shapes and dtypes of queries and keys after the transforms of the score."""
+
+    def transform(params: Any, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        query = parameters.transform(options.score, "query", params, query)
+        return query, parameters.transform_for_heads(options.score, params, key)
+
+    return jax.eval_shape(transform, inputs.score_params, inputs.query, inputs.key)
 
 
 def context(
