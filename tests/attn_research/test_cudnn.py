@@ -77,16 +77,22 @@ def test_transforms_scales_and_batches(gpu, arrays, draw_params):
     np.testing.assert_allclose(got, want, rtol=0.03, atol=0.03)
 
 
-@pytest.mark.parametrize("name", ["causal", "lengths", "empty"])
-def test_what_is_not_seen_does_not_leak_and_what_is_seen_does(name, gpu, arrays):
+@pytest.mark.parametrize(("name", "at"), [("causal", 2), ("lengths", 4), ("empty", 4)])
+def test_what_is_not_seen_does_not_leak_and_what_is_seen_does(name, at, gpu, arrays):
     q, k, v = arrays()
-    k, v = (x.at[:, 4, 1].set(jnp.nan) for x in (k, v))  # key head 1: query heads 2 and 3
+    k, v = (x.at[:, at, 1].set(jnp.nan) for x in (k, v))  # key head 1: query heads 2 and 3
     q = q.at[0, 1, 0].set(jnp.nan)
     wants, gots = both(q, k, v, mask=MASKS[name])
     np.testing.assert_array_equal(np.isnan(gots[0]), np.isnan(wants[0]))
     assert np.isnan(gots[0]).any()
     np.testing.assert_allclose(gots[0], wants[0], rtol=0.03, atol=0.03)
     assert np.isfinite(gots[3][1, :, 0]).all()
+
+
+def test_what_sees_no_key_is_0(gpu, arrays):
+    out = cudnn.context(*arrays(), 1.0, False, np.array([0, 2]))
+    assert not out[0].any() and out[1].all()
+    assert gpu[0]["key_value_seq_lengths"].tolist() == [1, 2]
 
 
 def refused():
