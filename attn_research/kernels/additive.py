@@ -26,10 +26,10 @@ def sum_tanh(query: jax.Array, key: jax.Array, v: jax.Array) -> jax.Array:
 
 def values(query: jax.Array, key: jax.Array, v: jax.Array) -> jax.Array:
     """The same, with derivatives as JAX makes them."""
-    return lax.cond(_moderate(query, key), _by_factors, _directly, query, key, v)
+    return lax.cond(moderate(query, key), _by_factors, _directly, query, key, v)
 
 
-def _moderate(query: jax.Array, key: jax.Array) -> jax.Array:
+def moderate(query: jax.Array, key: jax.Array) -> jax.Array:
     """Whether no exponential overflows or vanishes."""
     limit = 0.49 * math.log(float(jnp.finfo(query.dtype).max))
     return (jnp.abs(query).max(initial=0) < limit) & (jnp.abs(key).max(initial=0) < limit)
@@ -51,7 +51,7 @@ def _forward(query: jax.Array, key: jax.Array, v: jax.Array) -> Any:
 
 def _backward(kept: Any, g: jax.Array) -> Any:
     query, key, v = kept
-    return lax.cond(_moderate(query, key), _back_by_factors, _back_directly, query, key, v, g)
+    return lax.cond(moderate(query, key), _back_by_factors, _back_directly, query, key, v, g)
 
 
 def _back_by_factors(query: jax.Array, key: jax.Array, v: jax.Array, g: jax.Array) -> Any:

@@ -150,7 +150,7 @@ def _directly_both(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _prepare(query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Whether the exponentials are used, as ``[1]`` integers, and they or what they are of."""
-    moderate = additive._moderate(query, key)
+    moderate = additive.moderate(query, key)
     query, key = (jnp.where(moderate, jnp.exp(2 * x), x) for x in (query, key))
     return moderate.astype(jnp.int32)[None], query, key
 
