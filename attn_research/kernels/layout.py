@@ -101,14 +101,15 @@ def block_sizes(pairwise: Any, key_heads: int, G: int, T: int, S: int, E: int) -
 
     Measured on 2 cores, 8 heads, d = 64, T = S = 4096: dot takes 105 ms in blocks of 1024 x 1024,
     124 in 512 x 512; its gradient 304 ms in 256 x 1024, 388 in 1024 x 1024. Additive: the arrays of
-    its gradient are ``[cols, E]``, and 2^15 numbers are best. Of a function all that is known is
-    that it may make an array ``[rows, cols, E]``: at T = S = 1024, ``v . relu(q + k)`` and its
-    gradient take 240 ms in blocks of 64 x 64, 800 in 32 x 512, 1600 in 256 x 512.
+    its gradient are ``[cols, E]``, which should stay in cache; 2^15 to 2^17 numbers take the same
+    time. Of a function all that is known is that it may make an array ``[rows, cols, E]``: at T = S
+    = 1024, ``v . relu(q + k)`` and its gradient take 240 ms in blocks of 64 x 64, 800 in 32 x 512,
+    1600 in 256 x 512.
     """
     if pairwise in ("dot", "squared_distance"):
-        rows, cols, whole, back = 1024 // min(G, 16), 1024, 2**20, 2**18
+        rows, cols, whole, back = 1024 // min(G, 16), 1024, 2**19, 2**18
     elif pairwise == "additive":
-        rows, cols, whole, back = 256 // min(G, 16), max(2**15 // max(E, 1), 32), 2**17, 2**17
+        rows, cols, whole, back = 512 // min(G, 16), max(2**16 // max(E, 1), 32), 2**19, 2**17
     else:
         rows, cols, whole, back = 64, max(2**12 // max(E, 1), 16), 2**12, 2**12
     rows, cols = _even(T, rows), _even(S, cols)
