@@ -70,4 +70,4 @@ def preferred(inputs: Inputs, options: Options, with_lse: bool) -> str:
     if jax.default_backend() != "cpu":
         return "blocked" if 4 * math.prod(inputs.shape) > 2**31 else "dense"
     few = T < (32 if scores.pairwise(options.score) == "dot" else 8)
-    return "blocked" if T * S >= (2**20 if few else 2**15) and T > 1 else "dense"
+    return "blocked" if T * S >= (2**20 if few else 2**14) and T > 1 else "dense"
