@@ -47,10 +47,10 @@ def weights_at(y: jax.Array, z: jax.Array, e: jax.Array) -> jax.Array:
     softmax = e == 0
     safe = jnp.where(softmax, 1, e)
     scaled = z / jnp.maximum(jnp.exp(-e * y), jnp.finfo(z.dtype).tiny)
-    some = softmax | (safe * scaled > -1)
+    some = safe * scaled > -1
     power = jnp.log1p(jnp.where(some, safe * scaled, 0)) / safe
     log = jnp.where(softmax, scaled, power) - y
-    return jnp.where(some, jnp.exp(log), jnp.where(jnp.isnan(z), z, 0))
+    return jnp.where(some | softmax, jnp.exp(log), jnp.where(jnp.isnan(z), z, 0))
 
 
 def bisect(total: Callable[[jax.Array], jax.Array], low: jax.Array, high: jax.Array) -> jax.Array:

@@ -197,7 +197,7 @@ def test_vmap_of_grad_and_shard_map_are_the_batch(name, rng):
 def test_it_is_a_frozen_pytree_whose_traced_options_do_not_recompile(name):
     normalizer = ar.normalizer(name)
     assert isinstance(normalizer.SUMS_TO_ONE, bool)
-    assert normalizer.STREAMS in ("softmax", "sinks", "elementwise", "threshold", None)
+    assert normalizer.STREAMS in ("softmax", "sinks", "elementwise", "threshold", "bisection", None)
     leaves, structure = jax.tree.flatten(normalizer)
     rebuilt = jax.tree.unflatten(structure, [object()] * len(leaves))
     assert type(rebuilt) is type(normalizer)
