@@ -209,9 +209,11 @@ def test_as_accurate_as_dense(case, dtype, monkeypatch, rng):
         assert errors[0] <= 2 * errors[1] + max(least, size), errors
 
 
-def test_additive_is_exact_where_exponentials_overflow(rng):
+@pytest.mark.parametrize("largest", [500.0, 1e300])
+def test_additive_is_exact_where_exponentials_overflow(largest, rng):
     with jax.enable_x64(True):
-        q = rng.normal(size=(6, 5)) * np.array([1, 10, 100, 400, 1e6, 1e300])[:, None]
+        q = rng.normal(size=(6, 5)) * np.array([1, 10, 100, 400, 450, largest])[:, None]
+        q[-1] = np.sign(q[-1]) * largest
         k = np.concatenate([-q + rng.normal(size=(6, 5)), rng.normal(size=(2, 5))])
         v, g = rng.normal(size=5), rng.normal(size=(6, 8))
         got, back = jax.vjp(additive.sum_tanh, q, k, v)
