@@ -48,10 +48,12 @@ def context_and_lse(
         factor = jax.lax.stop_gradient(pairs.factor_of(problem.params))
         query, key = distance.prepare(problem.query, problem.key, factor)
         problem = dataclasses.replace(problem, query=query, key=key)
-    value, shape = problem.value, Shape.of(problem)
+    arrays = problem.query, problem.key, problem.value
+    value = problem.value.astype(numerics.wide(*(x.dtype for x in arrays)))
+    power = _power(value)
+    problem, shape = dataclasses.replace(problem, value=value / power), Shape.of(problem)
     plan, inputs, constants = _lay_out(problem, shape, stream, normalizer, any_mode)
     attend = blocked.attend_any_mode if any_mode else blocked.attend
-    power = _power(value, problem.key.shape[-3])
     out, lse = attend(plan, inputs, constants)
     T, heads = problem.query.shape[-3:-1]
     out = out[..., :T, :].reshape(*shape.batch, heads, T, out.shape[-1])
@@ -162,8 +164,6 @@ def _lay_out(
         bias = bias.reshape((1,) * (len(shape.batch) + 3 - bias.ndim) + bias.shape)
         bias = bias if bias.shape[-2] == 1 else _pad(bias, -2, shape.T, 0)
         bias = bias if bias.shape[-1] == 1 else _pad(bias, -1, shape.S, 0)
-    value = problem.value.astype(numerics.wide(dtype, problem.value.dtype))
-    value = value / _power(value, value.shape[-3])
     count = seeds = rate = None
     if problem.count is not None:
         T = problem.query.shape[-3]
@@ -178,7 +178,7 @@ def _lay_out(
     inputs = Inputs(
         of_queries(problem.query.astype(dtype)),
         of_keys(problem.key.astype(dtype)),
-        of_keys(value, 0),
+        of_keys(problem.value, 0),
         bias,
         shared,
         mine,
@@ -196,14 +196,13 @@ def _lay_out(
     return plan, inputs, constants
 
 
-def _power(value: jax.Array, keys: int) -> jax.Array:
+def _power(value: jax.Array) -> jax.Array:
     """``[..., 1, K', 1]``: a power of two by which values are divided, 1 unless they are so large
     that a sum of them overflows, though not one of their means."""
-    dtype = numerics.wide(value.dtype)
     top = jnp.max(jnp.abs(jax.lax.stop_gradient(value)), axis=(-3, -1), keepdims=True, initial=0)
-    room = 2.0 ** (math.ceil(math.log2(max(keys, 1))) + 2)
-    limit = float(jnp.finfo(dtype).max) / room
-    return jnp.where(top.astype(dtype) > limit, room, 1).astype(dtype)
+    room = 2.0 ** (math.ceil(math.log2(max(value.shape[-3], 1))) + 2)
+    limit = float(jnp.finfo(value.dtype).max) / room
+    return jnp.where(top > limit, room, 1).astype(value.dtype)
 
 
 def _pad(x: jax.Array, axis: int, size: int, value: Any) -> jax.Array:

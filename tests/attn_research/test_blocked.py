@@ -228,6 +228,14 @@ def test_additive_is_exact_where_exponentials_overflow(largest, rng):
         np.testing.assert_allclose(additive.sum_tanh(*small), np.tanh(q[:1, None] + k[-2:]) @ v)
 
 
+@pytest.mark.parametrize("dtypes", [(jnp.float32, jnp.float32), (jnp.float64, jnp.float32)])
+def test_means_of_values_whose_sum_overflows(dtypes, small_blocks):
+    with jax.enable_x64(True):
+        query, value = jnp.zeros((5, 1, 2), dtypes[0]), jnp.full((5, 1, 1), 2e38, dtypes[1])
+        got = ar.attend(query, query, value, implementation="blocked")
+        np.testing.assert_allclose(got, value, rtol=1e-6)
+
+
 @pytest.mark.parametrize("away", [0.0, 20.0, 1e6])
 def test_squared_distances_keep_their_digits(away, small_blocks, rng):  # case 11
     q, k, v = (rng.normal(size=(n, 1, 3)) * 0.01 + away for n in (T, S, S))
