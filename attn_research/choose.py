@@ -48,8 +48,7 @@ def needs_count(options: Options) -> bool:
 
 
 def _counts(options: Options) -> bool:
-    log_n = isinstance(options.scale, scaling.LogN)
-    log_n = log_n or (isinstance(options.scale, str) and options.scale == "log_n")
+    log_n = scaling.as_log_n(options.scale) is not None
     return log_n or normalizers.get(options.normalizer).STREAMS == "elementwise"
 
 

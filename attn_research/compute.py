@@ -126,6 +126,7 @@ def _blocked(
 ) -> tuple[jax.Array, jax.Array | None]:
     pairwise, pairwise_params = parameters.pairwise(options.score, inputs.score_params)
     safe = flag(inputs, score_may_hide=callable(pairwise))
+    assert safe.value is not None
     seen: Any = None
     if choose.needs_count(options):
         seen = count.visible_keys(inputs.mask, inputs.bias, *inputs.shape[-2:])

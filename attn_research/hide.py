@@ -60,15 +60,13 @@ def hide(inputs: Inputs, score_may_hide: bool = False) -> Hidden:
         key = key if transformed else jnp.where(seen, key, numerics.HARMLESS)
         value = None if value is None else jnp.where(seen, value, 0)
     elif visible is not None or score_may_hide:
-        query, bad_query = numerics.clean(query)
-        if not transformed:
-            key, bad_key = numerics.clean(key)
-            bad_pairs = _per_query_head(bad_key, heads)
-        bad_query = jnp.swapaxes(bad_query, -1, -2)[..., None]  # [..., N, T, 1]
-        bad_pairs = bad_query if bad_pairs is None else bad_pairs | bad_query
-        if value is not None:
-            value, bad_value = numerics.clean(value)
-            bad_values = _per_query_head(bad_value, heads)
+        safe = flag(inputs, score_may_hide)
+        query, key, value = safe.query, safe.key, safe.value
+        assert safe.bad_query is not None and safe.bad_key is not None
+        bad_query = jnp.swapaxes(safe.bad_query, -1, -2)[..., None]  # [..., N, T, 1]
+        bad_pairs = _per_query_head(safe.bad_key, heads) | bad_query
+        if safe.bad_value is not None:
+            bad_values = _per_query_head(safe.bad_value, heads)
     return Hidden(query, key, transformed, value, visible, bias, bad_pairs, bad_values)
 
 
@@ -79,7 +77,7 @@ class Flagged:
 
     query: jax.Array
     key: jax.Array
-    value: jax.Array
+    value: jax.Array | None
     bad_query: jax.Array | None
     bad_key: jax.Array | None
     bad_value: jax.Array | None
@@ -87,7 +85,6 @@ class Flagged:
 
 def flag(inputs: Inputs, score_may_hide: bool) -> Flagged:
     """``hide`` for an implementation that looks at pairs and masks block by block."""
-    assert inputs.value is not None
     transformed = inputs.transformed
     bad_key = None if transformed is None else transformed.bad
     if inputs.mask is None and inputs.bias is None and not score_may_hide:
@@ -96,7 +93,7 @@ def flag(inputs: Inputs, score_may_hide: bool) -> Flagged:
     key = inputs.key
     if transformed is None:
         key, bad_key = numerics.clean(key)
-    value, bad_value = numerics.clean(inputs.value)
+    value, bad_value = (None, None) if inputs.value is None else numerics.clean(inputs.value)
     return Flagged(query, key, value, bad_query, bad_key, bad_value)
 
 

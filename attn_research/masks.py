@@ -34,7 +34,7 @@ def causal(offset: Any = 0) -> Mask:
     [[1 1 0 0]
      [1 1 1 0]]
     """
-    return Band(None, _int32("causal(offset)", offset))
+    return Band(None, as_int32("causal(offset)", offset))
 
 
 def window(left: Any, right: Any, offset: Any = 0) -> Mask:
@@ -53,10 +53,10 @@ def window(left: Any, right: Any, offset: Any = 0) -> Mask:
      [0 1 1 0]
      [0 0 1 1]]
     """
-    offset = _int32("window(offset)", offset)
+    offset = as_int32("window(offset)", offset)
     # offset - left == ~(~offset + left)
-    low = None if left is None else ~_saturating_sum(~offset, _int32("window(left)", left))
-    high = None if right is None else _saturating_sum(offset, _int32("window(right)", right))
+    low = None if left is None else ~_saturating_sum(~offset, as_int32("window(left)", left))
+    high = None if right is None else _saturating_sum(offset, as_int32("window(right)", right))
     return Band(low, high)
 
 
@@ -66,7 +66,7 @@ def lengths(key_lengths: Any) -> Mask:
     >>> lengths(jnp.array([3, 0])).as_array(5, 4).shape
     (2, 1, 1, 4)
     """
-    return FirstKeys(_int32("lengths(key_lengths)", key_lengths))
+    return FirstKeys(as_int32("lengths(key_lengths)", key_lengths))
 
 
 def prefix(n: Any) -> Mask:
@@ -83,7 +83,7 @@ def prefix(n: Any) -> Mask:
      [1 1 0]
      [1 1 1]]
     """
-    return FirstKeys(_int32("prefix(n)", n))
+    return FirstKeys(as_int32("prefix(n)", n))
 
 
 def segments(q_ids: Any, k_ids: Any = None) -> Mask:
@@ -118,10 +118,10 @@ def dilated(step: Any, offset: Any = 0) -> Mask:
      [1 0 1 0]
      [0 1 0 1]]
     """
-    step = _int32("dilated(step)", step)
+    step = as_int32("dilated(step)", step)
     if not isinstance(step, jax.Array):
         _refuse(np.less(step, 1), "dilated(step) must be at least 1", step)
-    return Dilated(step, _int32("dilated(offset)", offset) % step)
+    return Dilated(step, as_int32("dilated(offset)", offset) % step)
 
 
 def dense(array: Any) -> Mask:
@@ -148,7 +148,7 @@ def _integers(what: str, x: Any) -> Any:
     return x.astype(np.int32)
 
 
-def _int32(what: str, x: Any) -> Any:
+def as_int32(what: str, x: Any) -> Any:
     """``_integers``, with wider JAX integers cut to int32: no position is out there."""
     x = _integers(what, x)
     if not isinstance(x, jax.Array) or x.dtype == jnp.int32:

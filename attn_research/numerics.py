@@ -41,6 +41,11 @@ def grow(x: jax.Array, power: Any) -> jax.Array:
     return jnp.where(jnp.isfinite(x), clip_finite(x * power), x)
 
 
+def three_axes(x: jax.Array) -> jax.Array:
+    """``x`` with axes of 1 in front, as many as three need."""
+    return x.reshape((1,) * (3 - x.ndim) + x.shape)
+
+
 def clean(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Splits ``x [..., D]`` into vectors that are finite and the flag ``[...]`` of those that were
     not (these become ``HARMLESS``), so that what they spoil can be decided pair by pair."""

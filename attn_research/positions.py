@@ -20,7 +20,7 @@ from jax import lax
 
 from attn_research import numerics
 from attn_research.mask_types import INT32
-from attn_research.masks import _int32
+from attn_research.masks import as_int32
 
 
 def alibi_slopes(num_heads: int, dtype: Any = jnp.float32) -> jax.Array:
@@ -216,7 +216,7 @@ def _key_minus_query(T: int, S: int, offset: Any) -> jax.Array:
     """j - (i + offset), int32 ``[..., T, S]``, of magnitude at most 2^31 - 1."""
     _check_count("T", T, 0)
     _check_count("S", S, 0)
-    offset = jnp.asarray(_int32("offset", offset), jnp.int32)[..., None, None]
+    offset = jnp.asarray(as_int32("offset", offset), jnp.int32)[..., None, None]
     i, j = (lax.broadcasted_iota(jnp.int32, (T, S), axis) for axis in (0, 1))
     room = jnp.maximum(j - i, 0) - INT32.max, jnp.minimum(j - i, 0) + INT32.max
     return j - i - jnp.clip(offset, *room)

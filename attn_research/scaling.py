@@ -42,6 +42,13 @@ def log_n(s: Any = 1.0) -> LogN:
     return LogN(s)
 
 
+def as_log_n(scale: Any) -> LogN | None:
+    """What a scale that counts visible keys is; None for any other."""
+    if isinstance(scale, str) and scale == "log_n":
+        return LogN(1.0)
+    return scale if isinstance(scale, LogN) else None
+
+
 def check(scale: Any, num_heads: int, dtype: Any) -> None:
     """Raises if ``scale`` is none of the kinds above, or no finite number of ``dtype``."""
     if scale is None:
@@ -81,11 +88,10 @@ def apply(
     logits: jax.Array, scale: Any, default: str, dim: int, visible: jax.Array | None
 ) -> jax.Array:
     """``logits [..., N, T, S]`` times the factor, in their dtype; what would overflow saturates."""
-    if isinstance(scale, str) and scale == "log_n":
-        scale = LogN(1.0)
-    if isinstance(scale, LogN):
+    counting = as_log_n(scale)
+    if counting is not None:
         own = apply(logits, None, default, dim, visible)
-        return clip_finite(own * per_head(scale.s, logits.dtype) * _ln_count(logits, visible))
+        return clip_finite(own * per_head(counting.s, logits.dtype) * _ln_count(logits, visible))
     factor = resolve(scale, default, dim)
     if isinstance(factor, int | float):
         if factor == 1:

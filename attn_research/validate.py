@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from attn_research import dropout, masks, normalizers, scaling, scores, talking_heads
 from attn_research import params as parameters
 from attn_research.folders import unknown
-from attn_research.numerics import wide
+from attn_research.numerics import three_axes, wide
 from attn_research.transformed import TransformedKeys
 
 IMPLEMENTATIONS = ("dense", "blocked", "blocked_any_mode", "cudnn")
@@ -56,8 +56,7 @@ class Inputs:
         """The mask as an array of at least three axes, broadcastable to ``shape``."""
         if self.mask is None:
             return None
-        visible = self.mask.as_array(*self.shape[-2:])
-        return visible.reshape((1,) * (3 - visible.ndim) + visible.shape)
+        return three_axes(self.mask.as_array(*self.shape[-2:]))
 
 
 def floating_array(name: str, x: Any) -> jax.Array:
@@ -217,7 +216,7 @@ def logits_shape(query: Any, key: Any, value: Any) -> tuple[int, ...]:
 def broadcastable(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """``x`` with at least three axes, if it can be broadcast to ``shape``."""
     check_broadcastable(name, x.shape, shape)
-    return x.reshape((1,) * (3 - x.ndim) + x.shape)
+    return three_axes(x)
 
 
 def check_broadcastable(name: str, own: tuple[int, ...], shape: tuple[int, ...]) -> None:

@@ -179,8 +179,8 @@ MUTANTS = [
     Mutant(
         "causal mask off by one",
         "masks.py",
-        'return Band(None, _int32("causal(offset)", offset))',
-        'return Band(None, _int32("causal(offset)", offset) + 1)',
+        'return Band(None, as_int32("causal(offset)", offset))',
+        'return Band(None, as_int32("causal(offset)", offset) + 1)',
         "masks",
     ),
     Mutant(

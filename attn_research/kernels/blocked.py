@@ -71,9 +71,9 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
 
 
 def _look(one: Element, row: Any, col: Any, dtype: Any) -> Seen:
-    arguments, rising = one.arguments(row, col), one.plan.rising
+    arguments, rising = one.arguments(row, col), one.rising()
     visible = largest = None
-    if rising is not None and one.all_rise():
+    if rising is not None:
         logits, largest = rising(one.own, *arguments[:2])
     else:
         logits, visible = one.logits(row, col, *arguments)

@@ -165,11 +165,10 @@ class Element:
             seen.append(self.by_row(there[None, None]))
         return logits, functools.reduce(jnp.logical_and, seen) if seen else None
 
-    def all_rise(self) -> bool:
-        """Whether ``rising`` is all that there is to the logits of a block, and all are visible."""
-        constants = self.constants
-        bare = self.mask is None and self.bias is None and constants.bad_key is None
-        return self.plan.rising is not None and bare and self.key.shape[-2] == self.plan.S
+    def rising(self) -> Callable[..., tuple[jax.Array, jax.Array]] | None:
+        """``Plan.rising`` where that is all there is to the logits of a block, and all are seen."""
+        bare = self.mask is None and self.bias is None and self.constants.bad_key is None
+        return self.plan.rising if bare and self.key.shape[-2] == self.plan.S else None
 
     def _by_col(self, x: jax.Array, col: Any) -> jax.Array:
         return self.by_pair(self.cols_of(x, col)[:, None, None])

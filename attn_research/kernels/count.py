@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_research.mask_algebra import Dense, Mask
+from attn_research.numerics import three_axes
 
 _ROWS, _COLS = 128, 1024
 
@@ -28,7 +29,7 @@ def visible_keys(mask: Mask | None, bias: jax.Array | None, T: int, S: int) -> A
 
     def row_block(row: jax.Array) -> jax.Array:
         def add(total: jax.Array, col: jax.Array) -> tuple[jax.Array, None]:
-            block = _three_axes(mask.block(row, col, rows, cols)) & (col + jnp.arange(cols) < S)
+            block = three_axes(mask.block(row, col, rows, cols)) & (col + jnp.arange(cols) < S)
             block = jnp.broadcast_to(block, (*block.shape[:-2], rows, cols))
             return total + block.sum(-1), None
 
@@ -39,7 +40,3 @@ def visible_keys(mask: Mask | None, bias: jax.Array | None, T: int, S: int) -> A
     total = lax.map(row_block, rows * jnp.arange(math.ceil(T / rows)))
     total = jnp.moveaxis(total, 0, -2)
     return total.reshape(*total.shape[:-2], -1)[..., :T]
-
-
-def _three_axes(x: jax.Array) -> jax.Array:
-    return x.reshape((1,) * (3 - x.ndim) + x.shape)

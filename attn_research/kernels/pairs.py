@@ -24,10 +24,10 @@ def logits_of(problem: Any, own: Any, each_head: Any, any_mode: bool) -> tuple[A
     shared = None if per_head else given
     mine: dict[str, Any] = {"params": jax.tree.map(own, given) if per_head else None}
     scale = problem.scale
-    log_n = isinstance(scale, scaling.LogN) or (isinstance(scale, str) and scale == "log_n")
+    log_n = scaling.as_log_n(scale)
     static: Any = 1.0
-    if log_n:
-        mine["scale"] = each_head(scale.s if isinstance(scale, scaling.LogN) else 1.0)
+    if log_n is not None:
+        mine["scale"] = each_head(log_n.s)
         static = scaling.resolve(None, problem.default_scale, problem.dim)
     elif scale is None or isinstance(scale, str | int | float):
         static = scaling.resolve(scale, problem.default_scale, problem.dim)
@@ -45,7 +45,7 @@ def logits_of(problem: Any, own: Any, each_head: Any, any_mode: bool) -> tuple[A
             x = x if abs(static) <= 1 else numerics.clip_finite(x)
         if "scale" in mine:
             factor = by_head(mine["scale"]).astype(x.dtype)
-            if log_n:
+            if log_n is not None:
                 factor = factor * jnp.log(jnp.maximum(count, 1).astype(x.dtype))
             x = numerics.clip_finite(x * factor)
         if "softcap" in mine:
