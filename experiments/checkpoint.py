@@ -70,13 +70,18 @@ class Checkpoints:
             metrics=validation,
         )
 
-    def newest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
-        """(state, info) of the newest sound checkpoint, shaped and placed as `like`, or None.
+    def steps(self) -> set[int]:
+        """Those that were saved."""
+        return set(self._manager.all_steps())
 
-        Damaged ones are deleted: the run comes by these steps again.
+    def newest(self, like: Any, steps: set[int] | None = None) -> tuple[Any, dict[str, Any]] | None:
+        """(state, info) of the newest sound checkpoint (of these steps), shaped and placed as
+        `like`, or None.
+
+        Damaged ones and those that are newer are deleted: the run comes by these steps again.
         """
         for step in sorted(self._manager.all_steps(), reverse=True):
-            restored = self._restore(step, like)
+            restored = self._restore(step, like) if steps is None or step in steps else None
             if restored:
                 return restored
             self._manager.delete(step)

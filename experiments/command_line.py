@@ -22,7 +22,7 @@ def parse(argv: list[str]) -> list[str]:
         for argument in argv[1:]:
             match = re.match(r"--?(?:no)?config\.([^=]+)", argument)
             if match and match[1] not in known:
-                raise UserError(f"--config.{match[1]}: no such field{_field_hint(match[1], known)}")
+                raise UserError(f"--config.{match[1]}: no such field{field_hint(match[1], known)}")
     try:
         rest = flags.FLAGS(argv)
     except flags.UnrecognizedFlagError as error:
@@ -55,6 +55,11 @@ def experiment(name: str) -> ModuleType:
 
 def load_config(file: str, variant: str) -> Any:
     """What the config file's get_config gives for this variant."""
+    return load_module(file).get_config(variant)
+
+
+def load_module(file: str) -> ModuleType:
+    """The config file, which has a get_config."""
     path = Path(file)
     if not path.is_file():
         raise UserError(f"--config={file}: no such file{nearest(file, _config_files())}")
@@ -64,7 +69,7 @@ def load_config(file: str, variant: str) -> Any:
             raise ImportError("not a Python file")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        get_config = module.get_config
+        _ = module.get_config
     except UserError:
         raise
     except Exception as error:
@@ -72,7 +77,7 @@ def load_config(file: str, variant: str) -> Any:
         raise UserError(
             f"--config={file} cannot be read: {type(error).__name__}: {reason}"
         ) from None
-    return get_config(variant)
+    return module
 
 
 def _config_files() -> list[str]:
@@ -91,7 +96,7 @@ def _config_argument(argv: list[str]) -> tuple[str, str]:
     return file, variant
 
 
-def _field_hint(name: str, known: list[str]) -> str:
+def field_hint(name: str, known: list[str]) -> str:
     """The nearest field: by its whole path, or by its last part."""
     groups = {field.rpartition(".")[0] for field in known}
     if name in groups:

@@ -44,6 +44,9 @@ class AttentionConfig:
     scale: str = "default"  # of the score itself; or none, rsqrt_dim, inverse_dim, a number
     query: str = "previous"  # s_{i-1} (Bahdanau), or "current": s_i (Luong)
     normalizer: str = "softmax"  # a name in attn_research.NORMALIZERS
+    dim: int | None = (
+        None  # of the space a score projects to (projected_dot, additive ...); None: its default
+    )
     num_heads: int = 1
     input_feeding: bool = False  # the attentional vector is fed to the next step (query="current")
 
@@ -137,3 +140,17 @@ def fields(config: Any, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + field.name] = value
     return flat
+
+
+def replaced(config: Any, values: dict[str, Any]) -> Any:
+    """A copy of the config with the fields of `values`, named as by `fields`, set."""
+    inside: dict[str, dict[str, Any]] = {}
+    own = {}
+    for name, value in values.items():
+        head, _, rest = name.partition(".")
+        if rest:
+            inside.setdefault(head, {})[rest] = value
+        else:
+            own[head] = value
+    groups = {head: replaced(getattr(config, head), rest) for head, rest in inside.items()}
+    return dataclasses.replace(config, **own, **groups)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import batches, decode, metrics
+from experiments import batches, decode, metrics, traced
 from experiments.config import Config
 from experiments.vocabulary import EOS
 
@@ -24,22 +24,23 @@ class Evaluation(NamedTuple):
 
 def make(
     model: Any, config: Config, max_length: int, replicated: Any, sharded: Any
-) -> Callable[[Any, Any, str], Evaluation]:
-    """The function (params, task, split name) -> Evaluation.
+) -> Callable[[Any, Any, Any, str], Evaluation]:
+    """The function (params, numbers, task, split name) -> Evaluation; `numbers` as in traced.py.
 
     Parameters are `replicated` and batches `sharded` over the devices (shardings of jax); programs
     are compiled once a shape and kept.
     """
 
-    @functools.partial(jax.jit, in_shardings=(replicated, sharded))
-    def score(params: Any, batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
-        return teacher_forced(model, params, config.model, batch)
+    @functools.partial(jax.jit, in_shardings=(replicated, replicated, sharded))
+    def score(params: Any, numbers: Any, batch: batches.Batch) -> tuple[jax.Array, jax.Array]:
+        return teacher_forced(model, params, traced.put(config, numbers).model, batch)
 
-    @functools.partial(jax.jit, in_shardings=(replicated, sharded, sharded))
-    def translate(params: Any, source: jax.Array, length: jax.Array) -> jax.Array:
-        return decode.greedy(model, params, config.model, source, length, max_length).tokens
+    @functools.partial(jax.jit, in_shardings=(replicated, replicated, sharded, sharded))
+    def translate(params: Any, numbers: Any, source: jax.Array, length: jax.Array) -> jax.Array:
+        own = traced.put(config, numbers).model
+        return decode.greedy(model, params, own, source, length, max_length).tokens
 
-    def evaluate(params: Any, task: Any, split_name: str) -> Evaluation:
+    def evaluate(params: Any, numbers: Any, task: Any, split_name: str) -> Evaluation:
         split = task.splits[split_name]
         losses, correct = np.zeros(len(split)), np.zeros(len(split), int)
         tokens: list[list[int]] = [[]] * len(split)
@@ -48,8 +49,8 @@ def make(
         shapes = batches.eval_shapes([task.splits["validation"], task.splits["test"]], rows)
         pending = []
         for indices, batch in batches.eval_batches(split, rows, shapes):
-            translated = translate(params, batch.source, batch.source_length)
-            pending.append((indices, score(params, batch), translated))
+            translated = translate(params, numbers, batch.source, batch.source_length)
+            pending.append((indices, score(params, numbers, batch), translated))
         for indices, scored, translated in pending:
             real = indices >= 0
             where = indices[real]

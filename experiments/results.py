@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments import figures, runs, train
+from experiments import figures, runs
 from experiments.config import Config
+from experiments.programs import Programs
 from experiments.translate import translator
 
 EXAMPLES = 4  # test sentences that are shown with their heatmaps
@@ -15,9 +16,9 @@ EXAMPLES = 4  # test sentences that are shown with their heatmaps
 def write(
     path: Path,
     config: Config,
-    task: Any,
-    model: Any,
+    programs: Programs,
     params: Any,
+    numbers: dict[str, float],
     found: dict[str, Any],
     train_numbers: dict[str, Any],
     log: Callable[[str], None],
@@ -28,6 +29,7 @@ def write(
         for split, evaluation in found.items()
         for name, value in evaluation.summary.items()
     } | train_numbers
+    task = programs.task
     test = task.splits["test"]
     lines = zip(test.source_text, test.target_text, found["test"].hypotheses, strict=True)
     rows = [
@@ -45,8 +47,7 @@ def write(
         train_max_length=longest,
     )
     figures.learning_curves(folder / "learning_curves.png", runs.read_metrics(path))
-    limit = train.max_length(config, task)
-    translate = translator(model, params, config, task.source, task.target, limit)
+    translate = translator(programs.greedy, params, numbers, task.source, task.target)
     log("\nexamples from test")
     for number, index in enumerate(_spread([len(ids) for ids in test.source_ids])):
         one = translate(test.source_text[index])

@@ -1,7 +1,8 @@
 """A run's directory: where it lies, what is written there, and how nothing is left half-written.
 
 <workdir>/<config name>/<run name>-<hash>/ holds config.json, env.json, metrics.jsonl, checkpoints/,
-tb/, figures/, result.json and STATUS (running, done, failed, diverged, stopped).
+tb/, figures/, result.json, STATUS (running, done, failed, diverged, stopped) and, of what failed or
+diverged, error.txt.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from experiments.config import fields
 from experiments.errors import UserError
 
 # Fields that say where or how often, and leave parameters and results as they are.
-_NOT_RESULT = ("task.data_dir",)
+NOT_RESULT = ("task.data_dir",)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "sacrebleu")
 
 
@@ -45,7 +47,7 @@ def changes(default: Any, config: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in fields(config).items()
-        if value != before[name] and name not in _NOT_RESULT
+        if value != before[name] and name not in NOT_RESULT
     }
 
 
@@ -59,7 +61,7 @@ def directory(workdir: Path, name: str, variant: str, changed: dict[str, Any], c
 
 def digest(config: Any) -> str:
     """Eight hexadecimal digits of all that changes the result."""
-    result = {name: value for name, value in fields(config).items() if name not in _NOT_RESULT}
+    result = {name: value for name, value in fields(config).items() if name not in NOT_RESULT}
     return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -77,15 +79,34 @@ def create(path: Path) -> None:
         ) from None
 
 
+class Busy(UserError):
+    """Another process holds the run."""
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the run for this process; a killed process lets go of it by itself."""
+    """Holds the run for this process, or raises Busy; a killed process lets go of it by itself."""
     with open(path / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{path} is being run by another process; wait for it") from None
+        for wait in (0.05, 0.1, 0):  # whoever asks `busy` holds it for a moment
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(wait)
+        else:
+            raise Busy(f"{path} is being run by another process; wait for it") from None
         yield
+
+
+def busy(path: Path) -> bool:
+    """Whether a process holds the run now."""
+    try:
+        with locked(path):
+            return False
+    except FileNotFoundError:
+        return False
+    except Busy:
+        return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -163,29 +184,61 @@ def execute(run: Callable[..., dict[str, Any]], config: Any, path: Path) -> None
     """Runs `run(config, path, log)` unless it is done, and keeps STATUS and result.json true."""
     create(path)
     with locked(path):
-        if status(path) == "done" and (path / "result.json").exists():
+        if done(path):
             log(f"done before: {path} (remove it to run again)")
             log((path / "result.json").read_text(encoding="utf-8").strip())
             return
         log(f"run directory: {path}")
-        describe(path, config)
-        set_status(path, "running")
+        begin(path, config)
         try:
             with stopping():
-                result = run(config, path, log)
-        except Stopped as stopped:
-            set_status(path, "stopped")
-            log(f"{stopped}; the same command goes on from there")
-            return
-        except Diverged as diverged:
-            set_status(path, "diverged")
-            raise UserError(f"diverged: {diverged}; try a lower optim.learning_rate") from None
-        except BaseException:
-            set_status(path, "failed")
+                end(path, run(config, path, log))
+        except BaseException as error:
+            fail(path, error)
+            if isinstance(error, Stopped):
+                log(f"{error}; the same command goes on from there")
+                return
+            if isinstance(error, Diverged):
+                raise UserError(f"diverged: {error}; try a lower optim.learning_rate") from None
             raise
-        write_json(path / "result.json", result)
-        set_status(path, "done")
         log(f"\nresult: {path / 'result.json'}\nfigures: {path / 'figures'}")
+
+
+def done(path: Path) -> bool:
+    return status(path) == "done" and (path / "result.json").exists()
+
+
+def begin(path: Path, config: Any) -> None:
+    """The run is about to start, or to go on."""
+    describe(path, config)
+    (path / "error.txt").unlink(missing_ok=True)
+    set_status(path, "running")
+
+
+def end(path: Path, result: dict[str, Any]) -> None:
+    """The run is done."""
+    write_json(path / "result.json", result)
+    set_status(path, "done")
+
+
+def fail(path: Path, error: BaseException) -> None:
+    """The run ended otherwise: STATUS says how, error.txt why, in its first line."""
+    if isinstance(error, Stopped | KeyboardInterrupt):
+        set_status(path, "stopped")
+        return
+    if isinstance(error, Diverged | UserError):
+        text = f"{error}\n"
+    else:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        text = f"{reason}\n\n{''.join(traceback.format_exception(error))}"
+    write_text(path / "error.txt", text)
+    set_status(path, "diverged" if isinstance(error, Diverged) else "failed")
+
+
+def reason(path: Path) -> str:
+    """Why a run failed or diverged, in a line; '' for others."""
+    file = path / "error.txt"
+    return file.read_text(encoding="utf-8").partition("\n")[0] if file.exists() else ""
 
 
 @contextlib.contextmanager

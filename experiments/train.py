@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from experiments import batches, evaluate, results, runs, tasks
-from experiments.checkpoint import SELECT_BY, Checkpoints
-from experiments.clock import Clock
+from experiments import batches, evaluate, programs, results, runs, tasks, traced
 from experiments.config import DECAYS, Config, one_of
 from experiments.errors import UserError
+from experiments.programs import Programs
+from experiments.record import Record
 
 Log = Callable[[str], None]
 
@@ -100,19 +99,23 @@ def optimizer(config: Config) -> optax.GradientTransformation:
 
 
 def make_step(model: Any, config: Config) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """The function (state, batch, key) -> (state, what is logged); pure."""
-    transform = optimizer(config)
+    """The function (state, batch, key, numbers) -> (state, what is logged); pure. `numbers` are
+    those of `traced.numbers`, whatever the config itself says there."""
 
-    def loss_fn(params: Any, batch: batches.Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def loss_fn(
+        params: Any, config: Config, batch: batches.Batch, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         logits = model.apply(params, config.model, *batch, key=key)
         losses = evaluate.token_losses(logits, batch.target, batch.target_length)
         total = losses.sum()
         return total / jnp.maximum(batch.target_length.sum(), 1), total
 
-    def step(state: TrainState, batch: batches.Batch, key: jax.Array) -> Any:
+    def step(state: TrainState, batch: batches.Batch, key: jax.Array, numbers: Any) -> Any:
+        own = traced.put(config, numbers)
         key = jax.random.fold_in(key, state.step)
-        (_, total), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch, key)
-        updates, opt_state = transform.update(grads, state.opt_state, state.params)
+        grad = jax.value_and_grad(loss_fn, has_aux=True)
+        (_, total), grads = grad(state.params, own, batch, key)
+        updates, opt_state = optimizer(own).update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         carried = state.step % config.train.log_every != 0
         loss = jnp.where(carried, state.loss, 0) + total
@@ -132,14 +135,8 @@ def initial_state(model: Any, config: Config, source_size: int, target_size: int
     return TrainState(params, opt_state, jnp.zeros((), jnp.int32), loss, tokens)
 
 
-def max_length(config: Config, task: Any) -> int:
-    """The most tokens that decoding says, <eos> counted: half again what any target has."""
-    longest = max(len(ids) for split in task.splits.values() for ids in split.target_ids)
-    return config.decode.max_length or (longest + 1) * 3 // 2
-
-
 @contextmanager
-def _asked_to_stop(log: Log) -> Iterator[Callable[[], str]]:
+def asked_to_stop(log: Log) -> Iterator[Callable[[], str]]:
     """Within it SIGTERM and the first Ctrl-C do no more than name themselves through the yielded
     function, so that the loop can save; a second Ctrl-C stops at once."""
     came: list[str] = []
@@ -154,138 +151,100 @@ def _asked_to_stop(log: Log) -> Iterator[Callable[[], str]]:
         yield lambda: came[0] if came else ""
 
 
-def run(config: Config, path: Path, log: Log) -> dict[str, Any]:
-    """Trains, or goes on training, in the run directory `path`; evaluates, draws -> result.json."""
+def prepare(config: Config, log: Log) -> Programs:
+    """What runs that differ only in the seed and in what is traced share."""
     log("loads the data ...")
-    task = tasks.load(config.task, log)
-    model = load_model(config)
+    return programs.make(load_model(config), config, make_step, log)
+
+
+def begin(config: Config, path: Path, prepared: Programs) -> TrainState:
+    """Writes the vocabularies; the state at step 0."""
+    task = prepared.task
     task.source.save(path / "source_vocabulary.json")
     task.target.save(path / "target_vocabulary.json")
-    mesh = jax.make_mesh((jax.local_device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    sharded = NamedSharding(mesh, PartitionSpec("data"))
-    step_fn = jax.jit(
-        make_step(model, config),
-        donate_argnums=0,
-        in_shardings=(replicated, sharded, replicated),
-        out_shardings=replicated,
-    )
-    state = initial_state(model, config, task.source.size, task.target.size)
-    state = jax.device_put(state, replicated)
+    return initial_state(prepared.model, config, task.source.size, task.target.size)
+
+
+def run(config: Config, path: Path, log: Log, prepared: Programs | None = None) -> dict[str, Any]:
+    """Trains, or goes on training, in the run directory `path`; evaluates, draws -> result.json."""
+    prepared = prepared or prepare(config, log)
+    task, numbers = prepared.task, traced.numbers(prepared.model, config)
+    state = jax.device_put(begin(config, path, prepared), prepared.replicated)
     size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     log(
         f"{size:,} parameters; {len(task.splits['train']):,} training sentences; vocabularies of "
         f"{task.source.size:,} and {task.target.size:,}; {jax.local_device_count()} "
         f"{jax.default_backend()} device(s)"
     )
-    checkpoints = Checkpoints(path / "checkpoints", log)
-    clock = Clock()
-    restored = checkpoints.newest(state)
-    if restored:
-        state, info = restored
-        clock = Clock(**info)
-        log(f"goes on from step {int(state.step)}")
-    metrics = runs.Metrics(path, int(state.step))
-    evaluator = evaluate.make(model, config, max_length(config, task), replicated, sharded)
+    record = Record(config, path, log)
     try:
-        with _asked_to_stop(log) as stop:
-            state = _loop(
-                config, state, task, step_fn, evaluator, checkpoints, metrics, clock, stop, log
-            )
-        train: dict[str, Any] = {
-            "train/steps": config.train.steps,
-            "train/parameters": size,
-            "train/seconds": clock.seconds,
-            "train/compile_seconds": clock.compile_seconds,
-            "train/validation_seconds": clock.validation_seconds,
-            "train/target_tokens_per_second": clock.tokens_per_second(),
-        }
-        checkpoints.wait()
-        train["train/best_step"], state = checkpoints.best(state)
-        log(f"evaluates the best checkpoint on validation, of step {train['train/best_step']} ...")
-        found = {name: evaluator(state.params, task, name) for name in ("validation", "test")}
+        state = record.restore(state)
+        with asked_to_stop(log) as stop:
+            state = _loop(config, state, prepared, numbers, record, stop, log)
+        train, state = record.best(state)
+        return evaluated(config, path, prepared, numbers, state.params, train, log)
     finally:
-        metrics.close()
-        checkpoints.close()
-    return results.write(path, config, task, model, state.params, found, train, log)
+        record.close()
+
+
+def evaluated(
+    config: Config,
+    path: Path,
+    prepared: Programs,
+    numbers: dict[str, float],
+    params: Any,
+    train: dict[str, Any],
+    log: Log,
+) -> dict[str, Any]:
+    """Evaluates on validation and, this once, on test; draws; what goes into result.json."""
+    found = {
+        name: prepared.evaluate(params, numbers, prepared.task, name)
+        for name in ("validation", "test")
+    }
+    return results.write(path, config, prepared, params, numbers, found, train, log)
 
 
 def _loop(
     config: Config,
     state: TrainState,
-    task: Any,
-    step_fn: Any,
-    evaluator: Any,
-    checkpoints: Checkpoints,
-    metrics: runs.Metrics,
-    clock: Clock,
+    prepared: Programs,
+    numbers: dict[str, float],
+    record: Record,
     stop: Callable[[], str],
     log: Log,
 ) -> TrainState:
-    """The steps that are left; validates and saves on the way. `clock` goes on counting."""
-    steps, first = config.train.steps, int(state.step)
+    """The steps that are left; validates and saves on the way."""
+    steps, first, clock = config.train.steps, int(state.step), record.clock
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
-    programs: dict[Any, Any] = {}
-    pending: tuple[int, dict[str, jax.Array]] | None = None
-
-    def flush() -> None:
-        """Writes the last logged step; its numbers are there by now, the device need not wait."""
-        nonlocal pending
-        if pending is None:
-            return
-        step, arrays = pending
-        pending = None
-        values = {name: float(value) for name, value in arrays.items()}
-        metrics.write(step, values)
-        if not math.isfinite(values["train/loss"]):
-            raise runs.Diverged(f"the loss is {values['train/loss']} at step {step}")
-        log(
-            f"step {step}/{steps}  loss {values['train/loss']:.4f}  "
-            f"{clock.tokens_per_second():,.0f} target tokens/s  "
-            f"{(steps - step) * clock.training_seconds() / step:,.0f} s left"
-        )
-
     stream = batches.train_batches(
-        task.splits["train"], config.train.batch_size, config.seed, first, steps
+        prepared.task.splits["train"], config.train.batch_size, config.seed, first, steps
     )
     for step, batch in stream:
         done = step + 1
-        shape = batch.source.shape, batch.target.shape
-        if shape not in programs:
+        shape = programs.shape_of(batch)
+        if shape not in prepared.compiled:
             jax.block_until_ready(state)
             log(f"compiles the step for up to {shape[0][1]} x {shape[1][1]} tokens ...")
             with clock.counting("compile_seconds"):
-                programs[shape] = step_fn.lower(state, batch, key).compile()
-        state, logged = programs[shape](state, batch, key)
+                prepared.step_for(state, batch, key, numbers)
+        state, logged = prepared.step_for(state, batch, key, numbers)(state, batch, key, numbers)
         clock.tokens += int(batch.target_length.sum())
         if done == first + 1:
             jax.block_until_ready(state)
             log(f"step {done} is done; a line comes every {config.train.log_every} steps")
         if done % config.train.log_every == 0 or done == steps:
-            flush()
-            pending = done, logged
+            record.trained(done, logged)
         if done % config.train.eval_every == 0 or done == steps:
             jax.block_until_ready(state)
-            flush()
+            record.flush()
             with clock.counting("validation_seconds"):
-                summary = evaluator(state.params, task, "validation").summary
-            numbers = {
-                f"validation/{name}": value
-                for name, value in summary.items()
-                if not isinstance(value, str)
-            }
-            metrics.write(done, numbers)
-            log("  ".join(f"{name} {value:.4f}" for name, value in numbers.items()))
-            loss = numbers["validation/loss"]
-            if not math.isfinite(loss):
-                raise runs.Diverged(f"the loss on validation is {loss} at step {done}")
-            checkpoints.save(done, state, clock.totals(), {SELECT_BY: numbers[SELECT_BY]})
+                validation = prepared.evaluate(state.params, numbers, prepared.task, "validation")
+            record.validated(done, state, validation)
         elif stop():
             jax.block_until_ready(state)
-            flush()
-            checkpoints.save(done, state, clock.totals(), None)
+            record.save(done, state)
         if stop():
-            checkpoints.wait()
+            record.checkpoints.wait()
             raise runs.Stopped(f"stopped by {stop()}, saved at step {done} of {steps}")
     clock.totals()
     return state

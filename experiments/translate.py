@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import decode, figures, runs, tasks, train
+from experiments import decode, figures, programs, runs, tasks, traced, train
 from experiments.checkpoint import Checkpoints
 from experiments.config import Config
 from experiments.errors import UserError
@@ -26,25 +26,20 @@ class Translation(NamedTuple):
 
 
 def translator(
-    model: Any,
+    greedy: Callable[..., decode.Decoded],
     params: Any,
-    config: Config,
+    numbers: Any,
     source: Vocabulary,
     target: Vocabulary,
-    max_length: int,
 ) -> Callable[[str], Translation]:
-    """The function from a sentence, clean as the task's own are, to its greedy translation of at
-    most `max_length` tokens."""
-
-    @jax.jit
-    def greedy(params: Any, tokens: jax.Array, length: jax.Array) -> decode.Decoded:
-        return decode.greedy(model, params, config.model, tokens, length, max_length)
+    """The function from a sentence, clean as the task's own are, to its translation; `greedy` is
+    that of programs.py, `numbers` those of traced.py."""
 
     def translate(sentence: str) -> Translation:
         ids = [*source.encode(sentence), EOS]
         width = -(-len(ids) // 16) * 16  # few shapes to compile for
         row = np.array([ids + [PAD] * (width - len(ids))], np.int32)
-        out = jax.device_get(greedy(params, row, np.array([len(ids)], np.int32)))
+        out = jax.device_get(greedy(params, numbers, row, np.array([len(ids)], np.int32)))
         tokens = out.tokens[0, : out.length[0]].tolist()
         weights = out.weights[0, :, : len(tokens), : len(ids)]
         return Translation(
@@ -82,7 +77,9 @@ def _run(config: Config, path: Path, lines: Iterable[str], log: Callable[[str], 
     _, state = checkpoints.best(train.initial_state(model, config, source.size, target.size))
     checkpoints.close()
     longest = config.decode.max_length or LONGEST
-    translate = translator(model, state.params, config, source, target, longest)
+    greedy = programs.greedy(model, config, longest)
+    numbers = traced.numbers(model, config)
+    translate = translator(greedy, state.params, numbers, source, target)
     clean = tasks.cleaner(config.task)
     folder = path / "figures" / "translate"
     for number, line in enumerate(lines, 1):

@@ -1,6 +1,7 @@
 """The small parts that models share: dense layers, embeddings, dropout."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,20 +25,28 @@ def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.take(table, tokens, axis=0, mode="clip")
 
 
-def dropout(x: jax.Array, rate: float, key: jax.Array | None, place: int) -> jax.Array:
-    """Zeroes a fraction `rate` of x and scales the rest (Srivastava et al. 2014).
+def drops(rate: Any, key: jax.Array | None) -> bool:
+    """Whether there is dropout: not without a key (evaluation), not at a rate known to be 0."""
+    return key is not None and not (isinstance(rate, float | int) and rate == 0)
 
-    Nothing happens at rate 0 or without a key (evaluation). `place` sets the places of a model that
-    share one key apart.
+
+def dropout(x: jax.Array, rate: Any, key: jax.Array | None, place: int) -> jax.Array:
+    """Zeroes a fraction `rate` of x and scales the rest (Srivastava et al. 2014), if it `drops`.
+
+    `place` sets the places of a model that share one key apart.
     """
-    if key is None or not rate:
+    if not drops(rate, key):
         return x
+    assert key is not None
     keep = jax.random.bernoulli(jax.random.fold_in(key, place), 1 - rate, x.shape)
     return jnp.where(keep, x / (1 - rate), 0)
 
 
-def scale_value(scale: str) -> str | float | None:
-    """The config's word for a scale as `ar.attend` takes it. ValueError if it is none."""
+def scale_value(scale: Any) -> Any:
+    """The config's word for a scale as `ar.attend` takes it; an array is one already. ValueError if
+    it is none."""
+    if not isinstance(scale, str):
+        return scale
     if scale == "default":
         return None
     if scale not in SCALES and not math.isfinite(float(scale)):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import attn_research as ar
 from experiments.config import ModelConfig
 from experiments.models import recurrence, scan
-from experiments.models.layers import dense, dropout, scale_value
+from experiments.models.layers import dense, dropout, drops, scale_value
 
 Params = dict[str, Any]
 
@@ -64,7 +64,7 @@ def reads_embedding(config: ModelConfig) -> bool:
 
 def draw_masks(config: ModelConfig, key: jax.Array | None, *shape: int) -> Masks:
     """Those of decoder steps of `shape` [B, T]; none without a key."""
-    if key is None or not config.dropout:
+    if not drops(config.dropout, key):
         return Masks(None, ())
 
     def draw(features: int, place: int) -> jax.Array:

@@ -16,6 +16,7 @@ input products, the key side of the score, the embeddings' part of the gates, th
 computed once, outside the scans.
 """
 
+import inspect
 import math
 from typing import Any
 
@@ -23,8 +24,9 @@ import jax
 import jax.numpy as jnp
 
 import attn_research as ar
-from attn_research import scores
-from experiments.config import CELLS, QUERIES, SCALES, ModelConfig, one_of
+from attn_research import params as parameters
+from attn_research import scaling, scores
+from experiments.config import CELLS, QUERIES, SCALES, AttentionConfig, ModelConfig, one_of
 from experiments.errors import UserError
 from experiments.models import recurrence, rnn_decoder, scan
 from experiments.models.layers import dense, dense_init, dropout, embed, scale_value
@@ -73,8 +75,24 @@ def check(config: ModelConfig) -> None:
     ):
         if size % heads:
             raise UserError(f"{field} {size} is not divisible by model.attention.num_heads={heads}")
+    _check_dim(attention)
     if attention.score != "none":
         _check_score(config)
+
+
+def _check_dim(attention: AttentionConfig) -> None:
+    if attention.dim is None:
+        return
+    having = [
+        name for name in ar.SCORES if "dim" in inspect.signature(scores.get(name).init).parameters
+    ]
+    if attention.dim < 1:
+        raise UserError(f"model.attention.dim={attention.dim} must be at least 1")
+    if attention.score not in having:
+        raise UserError(
+            f"model.attention.dim={attention.dim}: the score {attention.score!r} projects to no "
+            f"space of its own; those that do are {', '.join(having)}"
+        )
 
 
 def _check_score(config: ModelConfig) -> None:
@@ -98,11 +116,26 @@ def _check_score(config: ModelConfig) -> None:
 
 
 def _init_score(key: jax.Array, config: ModelConfig) -> Any:
-    heads = config.attention.num_heads
+    attention, heads = config.attention, config.attention.num_heads
     sizes = config.hidden_size // heads, config.encoder_width // heads
+    own = {} if attention.dim is None else {"dim": attention.dim}
     return ar.init_score(
-        config.attention.score, key, *sizes, num_heads=heads if heads > 1 else None
+        attention.score, key, *sizes, num_heads=heads if heads > 1 else None, **own
     )
+
+
+def scale(config: ModelConfig) -> float:
+    """What the logits are multiplied by: `model.attention.scale` as a number."""
+    attention = config.attention
+
+    def project() -> jax.Array:
+        score_params = _init_score(jax.random.key(0), config)
+        states = jnp.zeros((1, attention.num_heads, config.hidden_size // attention.num_heads))
+        return parameters.transform(attention.score, "query", score_params, states)
+
+    default = scores.get(attention.score).DEFAULT_SCALE
+    dim = jax.eval_shape(project).shape[-1]
+    return float(scaling.resolve(scale_value(attention.scale), default, dim))
 
 
 def init(key: jax.Array, config: ModelConfig, source_size: int, target_size: int) -> Params:

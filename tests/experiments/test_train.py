@@ -9,7 +9,7 @@ import pytest
 
 import attn_research as ar
 from attn_research import scores
-from experiments import batches, evaluate, tasks, train
+from experiments import batches, evaluate, tasks, traced, train
 from experiments.config import Config, ModelConfig, OptimConfig, TaskConfig, TrainConfig
 from experiments.errors import UserError
 
@@ -30,7 +30,8 @@ def ready(config):
 
 def everything(model, config):
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return evaluate.make(model, config, 12, device, device)
+    evaluator = evaluate.make(model, config, 12, device, device)
+    return lambda *run: evaluator(run[0], traced.numbers(model, config), *run[1:])
 
 
 def test_two_evaluations_are_identical_whatever_the_batch(config, quick_compile, monkeypatch):
@@ -70,12 +71,12 @@ def test_the_loss_is_per_real_token_and_steps_repeat(config, quick_compile):
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
     task, model, state = ready(config)
     batch = batches.TrainBatches(task.splits["train"], 4, 0)[0]
-    step = jax.jit(train.make_step(model, config))
+    step, own = jax.jit(train.make_step(model, config)), traced.numbers(model, config)
     key = jax.random.key(0)
-    one, two = step(state, batch, key), step(state, batch, key)
+    one, two = step(state, batch, key, own), step(state, batch, key, own)
     jax.tree.map(np.testing.assert_array_equal, one, two)
     wide = [np.pad(x, ((0, 0), (0, 3))) if x.ndim == 2 else x for x in batch]
-    padded, logged = step(state, batches.Batch(*wide), key)
+    padded, logged = step(state, batches.Batch(*wide), key, own)
     np.testing.assert_allclose(logged["train/loss"], one[1]["train/loss"], rtol=1e-5)
     np.testing.assert_allclose(
         logged["train/gradient_norm"], one[1]["train/gradient_norm"], rtol=1e-4
@@ -107,10 +108,10 @@ def test_every_score_learns(config, score, quick_compile):
     config.optim.learning_rate = 0.02
     task, model, state = ready(config)
     batch = batches.TrainBatches(task.splits["train"], 4, 0)[0]
-    step = jax.jit(train.make_step(model, config))
+    step, own = jax.jit(train.make_step(model, config)), traced.numbers(model, config)
     losses = []
     for _ in range(20):
-        state, logged = step(state, batch, jax.random.key(0))
+        state, logged = step(state, batch, jax.random.key(0), own)
         losses.append(float(logged["train/loss"]))
     assert losses[-1] < 0.7 * losses[0]
 
