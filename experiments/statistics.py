@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeGuard
 
 import numpy as np
 
@@ -156,7 +157,7 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     return out
 
 
-def finite(value: object) -> bool:
+def finite(value: object) -> TypeGuard[float]:
     """Whether it is a number that a mean can be taken of.
 
     >>> finite(1), finite(0.5), finite(True), finite(None), finite("1"), finite(math.nan)
