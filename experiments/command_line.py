@@ -39,6 +39,22 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
+def check_flags() -> None:
+    """Flags of a sweep say so when there is none, and the other way round."""
+    given = {name: flags.FLAGS[name].value for name in flags.FLAGS if flags.FLAGS[name].present}
+    if flags.FLAGS["sweep"].value:
+        if given.get("mode") == "translate":
+            raise UserError("--mode=translate is of one run; leave out --sweep")
+        if given.get("slurm") and given.get("executor") != "slurm":
+            raise UserError("--slurm is of --executor=slurm")
+        if given.get("executor") == "slurm" and "processes" in given:
+            raise UserError("--processes is of --executor=local")
+        return
+    for name in ("dry_run", "retry_failed", "executor", "processes", "slurm"):
+        if name in given:
+            raise UserError(f"--{name} is of a sweep; add --sweep")
+
+
 def experiment(name: str) -> ModuleType:
     """The module of experiments/ that runs it: one with `check(config)` and `run(config, ...)`."""
     names = [module.name for module in pkgutil.iter_modules(experiments.__path__)]

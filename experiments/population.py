@@ -27,14 +27,19 @@ from experiments.train import Log, TrainState
 
 def vmaps() -> bool:
     """Whether members are one program here, and not run in turn."""
-    return jax.local_device_count() > 1 or jax.default_backend() != "cpu"
+    return devices() > 1 or jax.default_backend() != "cpu"
+
+
+def devices() -> int:
+    """Those that members are split over."""
+    return jax.local_device_count()
 
 
 def member_step(step: Any, members: int) -> Any:
     """`step` (state, batch, key, numbers) over a leading axis of `members` in all of them, split
     over as many devices as divide it, jitted."""
-    devices = max(n for n in range(1, jax.local_device_count() + 1) if members % n == 0)
-    mesh = jax.make_mesh((devices,), ("member",), axis_types=(AxisType.Auto,))
+    split_by = max(n for n in range(1, devices() + 1) if members % n == 0)
+    mesh = jax.make_mesh((split_by,), ("member",), axis_types=(AxisType.Auto,))
 
     def of_device(*members: Any) -> Any:
         if jax.default_backend() == "cpu":
@@ -95,7 +100,7 @@ def run(
                         member.path,
                         prepared,
                         member.numbers,
-                        state.params,
+                        jax.device_get(state.params),
                         numbers,
                         member.log,
                     )

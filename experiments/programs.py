@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from experiments import decode, evaluate, tasks, traced
+from experiments import batches, decode, evaluate, tasks, traced
 from experiments.batches import Batch
 from experiments.config import Config
 
@@ -25,6 +25,7 @@ class Programs:
     step: Any  # jitted: (state, batch, key, numbers) -> (state, what is logged)
     evaluate: Callable[..., evaluate.Evaluation]  # (params, numbers, task, name of the split)
     greedy: Callable[..., decode.Decoded]  # (params, numbers, source, length)
+    saturation: Callable[..., dict[str, float]]  # (params, numbers), on sentences of validation
     compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)  # the step, by batch shape
 
     def step_for(self, state: Any, batch: Batch, key: Any, numbers: Any) -> Callable[..., Any]:
@@ -62,6 +63,7 @@ def make(model: Any, config: Config, make_step: Any, log: Callable[[str], None])
         step,
         evaluate.make(model, config, max_length, replicated, sharded),
         greedy(model, config, max_length),
+        _saturation(model, config, task),
     )
 
 
@@ -74,3 +76,18 @@ def greedy(model: Any, config: Config, max_length: int) -> Callable[..., decode.
         return decode.greedy(model, params, own, source, length, max_length)
 
     return run
+
+
+def _saturation(model: Any, config: Config, task: Any) -> Callable[..., dict[str, float]]:
+    split = task.splits["validation"]
+
+    @jax.jit
+    def run(params: Any, numbers: Any, batch: Batch) -> dict[str, jax.Array]:
+        return model.saturation(params, traced.put(config, numbers).model, *batch)
+
+    def measured(params: Any, numbers: Any) -> dict[str, float]:
+        shapes = batches.bucket_shapes(split, len(split), 1)
+        _, batch = next(batches.eval_batches(split, evaluate.BATCH_SIZE, shapes))
+        return {name: float(value) for name, value in run(params, numbers, batch).items()}
+
+    return measured

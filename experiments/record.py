@@ -35,6 +35,8 @@ class Record:
             state, info = restored
             self.clock = Clock(**info)
             self.log(f"goes on from step {int(state.step)}")
+        if self._metrics is not None:
+            self._metrics.close()
         self._metrics = runs.Metrics(self.path, int(state.step))
         return state
 

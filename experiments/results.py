@@ -63,6 +63,18 @@ def write(
     return result
 
 
+def by_step(rows: list[dict[str, float]], steps: int) -> dict[str, float]:
+    """Exact match on validation on the way, at the last measurement by a quarter, half and three
+    quarters of the steps: {"validation/exact_match@250": ...}."""
+    name = "validation/exact_match"
+    found = {}
+    for part in (0.25, 0.5, 0.75):
+        until = [row for row in rows if name in row and row["step"] <= part * steps]
+        if until:
+            found[f"{name}@{until[-1]['step']}"] = until[-1][name]
+    return found
+
+
 def _spread(lengths: list[int]) -> list[int]:
     """Indices of EXAMPLES sentences, from short to long, not more."""
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))

@@ -3,19 +3,17 @@
 A sweep is a list of overrides, {"field": value, ...} each, put together by a small algebra:
 
     def sweep(variant=""):
-        return product(
-            over("model.attention.score", ["additive", "projected_dot"]),
-            over("model.attention.scale", ["none", "rsqrt_dim"]),
-            seeds(3),
-        )
+        scores = {"model.attention.score": ["additive", "projected_dot"]}
+        return product(scores, {"model.attention.scale": ["none", "rsqrt_dim"]}, seeds(3))
 
-The first point says what the others are compared with. `seed` is what repeats a point.
+Whatever takes sweeps takes fields with their values, {"field": [value, ...], ...}, too. The first
+point says what the others are compared with; `seed` is what repeats a point.
 """
 
 import dataclasses
 import itertools
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any
@@ -25,15 +23,7 @@ from experiments.config import fields, replaced
 from experiments.errors import UserError
 
 Overrides = dict[str, Any]
-
-
-def over(field: str, values: Iterable[Any]) -> list[Overrides]:
-    """One field, these values.
-
-    >>> over("model.hidden_size", [64, 128])
-    [{'model.hidden_size': 64}, {'model.hidden_size': 128}]
-    """
-    return [{field: value} for value in values]
+Sweep = Mapping[str, Any] | Iterable[Overrides]  # the mapping: field -> its values
 
 
 def seeds(count: int, first: int = 0) -> list[Overrides]:
@@ -42,47 +32,61 @@ def seeds(count: int, first: int = 0) -> list[Overrides]:
     >>> seeds(2)
     [{'seed': 0}, {'seed': 1}]
     """
-    return over("seed", range(first, first + count))
+    return [{"seed": seed} for seed in range(first, first + count)]
 
 
-def product(*sweeps: Sequence[Overrides]) -> list[Overrides]:
-    """Every combination; the last sweep varies fastest.
+def product(*sweeps: Sweep) -> list[Overrides]:
+    """Every combination; the last varies fastest.
 
-    >>> product(over("a", [1, 2]), over("b", "xy"))
+    >>> product({"a": [1, 2], "b": "xy"})
     [{'a': 1, 'b': 'x'}, {'a': 1, 'b': 'y'}, {'a': 2, 'b': 'x'}, {'a': 2, 'b': 'y'}]
+    >>> product({"a": [1, 2]}, seeds(1))
+    [{'a': 1, 'seed': 0}, {'a': 2, 'seed': 0}]
     """
-    return [_merged(parts) for parts in itertools.product(*sweeps)]
+    return [_merged(parts) for parts in itertools.product(*_parts(sweeps))]
 
 
-def zip_(*sweeps: Sequence[Overrides]) -> list[Overrides]:
+def zip_(*sweeps: Sweep) -> list[Overrides]:
     """First with first, second with second; all have one length.
 
-    >>> zip_(over("a", [1, 2]), over("b", "xy"))
+    >>> zip_({"a": [1, 2], "b": "xy"})
     [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]
     """
-    lengths = [len(sweep) for sweep in sweeps]
+    parts = _parts(sweeps)
+    lengths = [len(part) for part in parts]
     if len(set(lengths)) > 1:
         raise UserError(f"zip_ takes sweeps of one length: these have {lengths}")
-    return [_merged(parts) for parts in zip(*sweeps, strict=True)]
+    return [_merged(some) for some in zip(*parts, strict=True)]
 
 
-def chain(*sweeps: Iterable[Overrides]) -> list[Overrides]:
+def chain(*sweeps: Sweep) -> list[Overrides]:
     """One after the other.
 
-    >>> chain(over("a", [1]), over("b", "x"))
-    [{'a': 1}, {'b': 'x'}]
+    >>> chain({"a": [1], "b": "x"}, seeds(1))
+    [{'a': 1}, {'b': 'x'}, {'seed': 0}]
     """
-    return list(itertools.chain(*sweeps))
+    return list(itertools.chain(*_parts(sweeps)))
 
 
-def one_at_a_time(baseline: Overrides, *sweeps: Iterable[Overrides]) -> list[Overrides]:
+def one_at_a_time(baseline: Overrides, *sweeps: Sweep) -> list[Overrides]:
     """The baseline, then the baseline with each of the other overrides in turn.
 
-    >>> one_at_a_time({"a": 1, "b": "x"}, over("a", [1, 2]), over("b", ["y"]))
+    >>> one_at_a_time({"a": 1, "b": "x"}, {"a": [1, 2], "b": ["y"]})
     [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'x'}, {'a': 1, 'b': 'y'}]
     """
     changed = [baseline | one for one in chain(*sweeps)]
     return [baseline, *(one for one in changed if one != baseline)]
+
+
+def _parts(sweeps: Iterable[Sweep]) -> list[list[Overrides]]:
+    """A list of overrides a sweep, or a field."""
+    parts: list[list[Overrides]] = []
+    for sweep in sweeps:
+        if isinstance(sweep, Mapping):
+            parts += [[{field: value} for value in values] for field, values in sweep.items()]
+        else:
+            parts.append(list(sweep))
+    return parts
 
 
 def _merged(parts: Iterable[Overrides]) -> Overrides:

@@ -16,7 +16,7 @@ def numbers(model: Any, config: Config) -> dict[str, float]:
     """What the program takes: the number of each traced field that this config makes use of."""
     flat = fields(config) | {_SCALE: 1.0}
     if config.model.attention.score != "none":
-        flat[_SCALE] = model.scale(config.model)
+        flat[_SCALE] = model.scale_of(config.model)
     used = {name: float(flat[name]) for name in _FIELDS}
     if not config.model.dropout:
         del used[_DROPOUT]  # dropout at rate 0 is no dropout, and costs nothing

@@ -74,6 +74,11 @@ def check(config: Config) -> Config:
     return dataclasses.replace(config, task=tasks.resolve(config.task))
 
 
+def program(config: Config) -> Config:
+    """Equal for configs whose runs share a program, and so may be a group (population.py)."""
+    return traced.program(load_model(config), config)
+
+
 def load_model(config: Config) -> Any:
     """The module of experiments/models that `model.kind` names."""
     one_of("model.kind", config.model.kind, ("rnn_seq2seq",))
@@ -162,7 +167,12 @@ def begin(config: Config, path: Path, prepared: Programs) -> TrainState:
     task = prepared.task
     task.source.save(path / "source_vocabulary.json")
     task.target.save(path / "target_vocabulary.json")
-    return initial_state(prepared.model, config, task.source.size, task.target.size)
+    return initial_state(prepared.model, config, *sizes(task))
+
+
+def sizes(task: Any) -> tuple[int, int]:
+    """Of the vocabularies."""
+    return task.source.size, task.target.size
 
 
 def run(config: Config, path: Path, log: Log, prepared: Programs | None = None) -> dict[str, Any]:
@@ -201,6 +211,11 @@ def evaluated(
         name: prepared.evaluate(params, numbers, prepared.task, name)
         for name in ("validation", "test")
     }
+    first = initial_state(prepared.model, config, *sizes(prepared.task)).params
+    for when, own in (("initial", first), ("validation", params)):
+        measured = prepared.saturation(own, numbers)
+        train |= {f"{when}/{name}": value for name, value in measured.items()}
+    train |= results.by_step(runs.read_metrics(path), config.train.steps)
     return results.write(path, config, prepared, params, numbers, found, train, log)
 
 

@@ -1,0 +1,80 @@
+"""The points of a sweep as a Slurm job array, a job a group, through submitit (an extra)."""
+
+import importlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import allocator, local, runs
+from experiments.errors import UserError
+from experiments.sweep import Point
+
+_POLL = 2.0  # seconds between two looks at the queue
+
+
+def work(
+    points: Sequence[Point], experiment: Any, retry_failed: bool, folder: Path, options: list[str]
+) -> None:
+    """Submits what is not done and waits for the jobs. `folder`, which all nodes see, takes their
+    output; `options` are submitit's parameters, "timeout_min=60" each. Raises Stopped on Ctrl-C;
+    the jobs go on."""
+    submitit = _submitit()
+    parameters = _parameters(options)
+    executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
+    try:
+        executor.update_parameters(name="attn_research", **parameters)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"--slurm: {' '.join(str(error).split())}") from None
+    root = os.getcwd()
+    todo = [
+        [point for point in group if not runs.done(point.path)]
+        for group in local.groups(points, experiment)
+    ]
+    try:
+        with executor.batch():
+            jobs = [
+                executor.submit(_job, root, group, experiment.__name__, retry_failed)
+                for group in todo
+                if group
+            ]
+    except submitit.core.utils.FailedJobError as error:
+        raise UserError(f"Slurm refused the jobs: {' '.join(str(error).split())}") from None
+    if not jobs:
+        return
+    runs.log(f"submitted {len(jobs)} jobs, {jobs[0].job_id} ... {jobs[-1].job_id}; logs: {folder}")
+    try:
+        with runs.stopping():
+            while not all(job.done() for job in jobs):
+                time.sleep(_POLL)
+    except runs.Stopped as stopped:
+        raise runs.Stopped(
+            f"{stopped}; the jobs go on (scancel {jobs[0].job_id.partition('_')[0]} ends them)"
+        ) from None
+
+
+def _submitit() -> Any:
+    try:
+        return importlib.import_module("submitit")
+    except ImportError:
+        raise UserError(
+            "--executor=slurm needs submitit: python -m pip install -e '.[slurm]'"
+        ) from None
+
+
+def _parameters(options: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for option in options:
+        name, equal, value = option.partition("=")
+        if not equal:
+            raise UserError(f"--slurm={option} is not name=value")
+        found[name] = int(value) if value.isdigit() else value
+    return found
+
+
+def _job(root: str, points: Sequence[Point], experiment: str, retry_failed: bool) -> None:
+    """On a node."""
+    os.chdir(root)
+    allocator.keep_freed_memory()
+    local.work(points, importlib.import_module(experiment), retry_failed)
