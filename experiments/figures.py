@@ -69,9 +69,9 @@ def heatmap(
     arrays: Any = {name: np.array(list(texts), dtype=np.str_) for name, texts in tokens.items()}
     with matplotlib.rc_context(STYLE):
         figure = _heatmap(heads.astype(np.float64), source_tokens, target_tokens, title)
-        _write(path, ".npz", lambda file: np.savez(file, weights=given, **arrays))
+        write_file(path, ".npz", lambda file: np.savez(file, weights=given, **arrays))
         box: dict[str, Any] = {"bbox_inches": "tight", "pad_inches": 0.05}
-        return _write(path, ".png", lambda file: figure.savefig(file, format="png", **box))
+        return write_file(path, ".png", lambda file: figure.savefig(file, format="png", **box))
 
 
 def _heatmap(
@@ -279,11 +279,11 @@ def _save_lines(figure: Figure, path: str | os.PathLike, rows: Sequence[Mapping[
         table.writerows(rows)
         text.detach()
 
-    _write(path, ".csv", write)
-    return _write(path, ".png", lambda file: figure.savefig(file, format="png"))
+    write_file(path, ".csv", write)
+    return write_file(path, ".png", lambda file: figure.savefig(file, format="png"))
 
 
-def _write(path: str | os.PathLike, suffix: str, write: Callable[[BinaryIO], Any]) -> Path:
+def write_file(path: str | os.PathLike, suffix: str, write: Callable[[BinaryIO], Any]) -> Path:
     """Lets `write` fill `path` + suffix, which comes into being whole, by renaming, or not."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -63,12 +63,14 @@ function table(place, { caption, columns, rows, filter = true }) {
     row.map((cell) => (cell !== null && typeof cell === "object" ? cell : { value: cell })),
   );
   const places = columns.map((_, k) => decimals(cells.map((row) => row[k].value)));
+  const kinds = columns.map(
+    (column, k) => column.kind || (cells.some((row) => typeof row[k].value === "number") ? "number" : ""),
+  );
   const lines = cells.map((row) => {
     const line = make("tr");
     row.forEach((cell, k) => {
-      const kind = columns[k].kind || (typeof cell.value === "number" ? "number" : "");
       const text = cell.text === undefined ? shown(cell.value, places[k]) : cell.text;
-      const td = make("td", { class: kind }, cell.links ? "" : text);
+      const td = make("td", { class: kinds[k] }, cell.links ? "" : text);
       for (const [name, address] of cell.links || []) td.append(make("a", { href: address }, name));
       line.append(td);
     });
@@ -78,9 +80,8 @@ function table(place, { caption, columns, rows, filter = true }) {
   const body = make("tbody");
   const count = make("span", { role: "status" });
   const headers = columns.map((column, k) => {
-    const kind = column.kind || (cells.some((row) => typeof row[k].value === "number") ? "number" : "");
     const name = make("button", { type: "button", title: column.title || column.name }, column.name);
-    const th = make("th", { scope: "col", class: kind, "aria-sort": "none" }, name);
+    const th = make("th", { scope: "col", class: kinds[k], "aria-sort": "none" }, name);
     name.addEventListener("click", () => {
       const descending = th.getAttribute("aria-sort") === "ascending";
       headers.forEach((other) => other.setAttribute("aria-sort", "none"));
@@ -122,8 +123,7 @@ function conditionTable() {
   const mean = (value) => (value === null ? null : { value, text: shown(value, places) });
   const rows = found.map((one, c) => [
     ...report.conditions[c].values,
-    report.conditions[c].runs.length,
-    one.n,
+    { value: one.n, text: `${one.n} of ${report.conditions[c].runs.length}` },
     mean(one.mean),
     interval(one.low, one.high),
     c === 0 ? { value: null, text: "baseline" } : mean(one.difference),
@@ -135,8 +135,7 @@ function conditionTable() {
   ]);
   const columns = [
     ...report.factors.map((factor) => ({ name: factor.short, title: factor.name })),
-    { name: "runs", title: "runs of this condition, done or not" },
-    { name: "n", title: "seeds with a result" },
+    { name: "n", title: "seeds with a result, of the runs of this condition, done or not" },
     { name: "mean", title: "over seeds" },
     { name: "95 % interval", kind: "number" },
     { name: "difference", title: "to the baseline, over pairs of one seed", kind: "number" },

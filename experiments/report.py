@@ -28,9 +28,10 @@ def write(
     sweep = report_data.group(points, table)
     compared = {metric: sweep.compare(metric) for metric in sweep.metrics}
     summary.write(folder / "statistics.csv", statistic_rows(sweep, compared))
-    sweep_figures.write(folder / "figures", sweep, compared)
+    curves = report_data.curves(sweep)
+    sweep_figures.write(folder / "figures", sweep, compared, curves)
     runs.write_text(
-        folder / "report.html", report_html.page(folder, sweep, compared, command, when)
+        folder / "report.html", report_html.page(folder, sweep, compared, curves, command, when)
     )
     log(report_html.counts(sweep))
 

@@ -17,7 +17,7 @@ from typing import Any
 from experiments import report_attention, report_data, statistics
 from experiments.config import fields
 from experiments.report_attention import Heatmaps
-from experiments.report_data import Sweep
+from experiments.report_data import Series, Sweep
 from experiments.statistics import Comparison
 
 SCRIPTS = ("report.js", "report_plots.js", "report_attention.js")
@@ -28,6 +28,7 @@ def page(
     folder: Path,
     sweep: Sweep,
     compared: dict[str, list[Comparison]],
+    curves: dict[str, list[Series]],
     command: Sequence[str],
     when: str,
 ) -> str:
@@ -36,7 +37,6 @@ def page(
 
     here = Path(__file__).parent
     heatmaps = report_attention.gather(sweep)
-    curves = report_data.curves(sweep)
     unfinished = report_data.unfinished(sweep)
     template = string.Template(_file(here / "report_template.html"))
     scripts = "\n".join(_file(here / name) for name in SCRIPTS)
@@ -158,7 +158,7 @@ def run_labels(sweep: Sweep) -> list[str]:
     return out
 
 
-def _curve_note(curves: dict[str, list[report_data.Series]]) -> str:
+def _curve_note(curves: dict[str, list[Series]]) -> str:
     longest = max((len(one["x"]) for series in curves.values() for one in series), default=0)
     return f"Drawn with at most {longest} steps a line; metrics.jsonl of each run has all."
 
@@ -184,7 +184,7 @@ def _data(
     folder: Path,
     sweep: Sweep,
     compared: dict[str, list[Comparison]],
-    curves: dict[str, list[report_data.Series]],
+    curves: dict[str, list[Series]],
     heatmaps: Heatmaps,
 ) -> dict[str, Any]:
     """What the scripts read."""

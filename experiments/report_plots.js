@@ -3,7 +3,7 @@
 
 // Okabe & Ito's colours, told apart by colour-blind readers; black is white in the dark.
 const COLOURS = {
-  light: ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8a7a00"],
+  light: ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7f7f7f"],
   dark: ["#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#4f9be0", "#ffffff", "#F0E442"],
 };
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
@@ -42,7 +42,7 @@ function layout(height, x, y) {
   };
 }
 
-const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false };
+const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false, typesetMath: false };
 
 /**
  * What a plot's section holds: the canvas, its numbers as a table, keys that switch series on and

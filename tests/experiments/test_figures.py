@@ -127,14 +127,14 @@ def test_weights_that_do_not_fit_the_tokens(tmp_path, shape):
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
-    figures._write(tmp_path / "x", ".bin", lambda file: file.write(b"old"))
+    figures.write_file(tmp_path / "x", ".bin", lambda file: file.write(b"old"))
 
     def dies(file):
         file.write(b"ne")
         raise RuntimeError("disk full")
 
     with pytest.raises(RuntimeError):
-        figures._write(tmp_path / "x", ".bin", dies)
+        figures.write_file(tmp_path / "x", ".bin", dies)
     assert [p.name for p in tmp_path.iterdir()] == ["x.bin"]
     assert (tmp_path / "x.bin").read_bytes() == b"old"
 
