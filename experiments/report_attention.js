@@ -11,7 +11,7 @@ function attention() {
 
   /** A labelled select between a button back and a button on; its value is an index. */
   function stepper(name) {
-    const select = make("select", { onchange: () => choose() });
+    const select = make("select", { id: `attention-${name}`, onchange: () => choose() });
     const go = (by) => () => {
       const count = select.options.length;
       select.selectedIndex = (select.selectedIndex + by + count) % count;
@@ -19,7 +19,7 @@ function attention() {
     };
     const back = make("button", { type: "button", "aria-label": `previous ${name}`, onclick: go(-1) }, "‹");
     const on = make("button", { type: "button", "aria-label": `next ${name}`, onclick: go(1) }, "›");
-    const whole = make("div", { class: "stepper" }, make("label", {}, `${name} `, select), back, on);
+    const whole = make("div", { class: "stepper" }, make("label", { for: select.id }, name), select, back, on);
     byId("attention-controls").append(whole);
     return {
       get index() {
