@@ -27,9 +27,8 @@ function options(select, pairs) {
 
 /** Decimals that show numbers of this size to four digits. */
 function decimals(numbers) {
-  const sizes = numbers.filter(Number.isFinite).map(Math.abs);
-  if (!sizes.length || numbers.every((x) => !Number.isFinite(x) || Number.isInteger(x))) return 0;
-  const largest = Math.max(...sizes);
+  if (numbers.every((x) => !Number.isFinite(x) || Number.isInteger(x))) return 0;
+  const largest = extent(numbers.map((x) => (Number.isFinite(x) ? Math.abs(x) : null)))[1];
   return largest === 0 ? 0 : Math.min(8, Math.max(0, 3 - Math.floor(Math.log10(largest))));
 }
 
@@ -39,9 +38,21 @@ function shown(value, places) {
   return places === undefined ? String(value) : value.toFixed(places).replace(/^-/, "−");
 }
 
+/** [smallest, largest] of many numbers; nulls are left out. */
+function extent(numbers) {
+  const there = numbers.filter(Number.isFinite);
+  return there.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
+}
+
 /** Text as Plotly shows it unchanged. */
 function plain(text) {
   return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+/** Whether a text has all of these words, or parts of words. */
+function having(words) {
+  const all = words.toLowerCase().split(/\s+/).filter(Boolean);
+  return (text) => all.every((word) => text.toLowerCase().includes(word));
 }
 
 /** Ascending; numbers before texts, nothing last in either direction. */
@@ -93,11 +104,10 @@ function table(place, { caption, columns, rows, filter = true }) {
     return th;
   });
   function hide() {
-    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = having(search.value);
     let left = 0;
     for (const line of lines) {
-      const text = [...line.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
-      line.hidden = !words.every((word) => text.includes(word));
+      line.hidden = !wanted([...line.cells].map((cell) => cell.textContent).join(" "));
       left += !line.hidden;
     }
     count.textContent = `${left} of ${lines.length} rows`;

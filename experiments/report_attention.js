@@ -50,9 +50,9 @@ function attention() {
   }
   function draw({ source, target }, whole) {
     const weights = whole.map((row) => row.map((w) => (w === null ? null : w / report.precision)));
-    const flat = weights.flat();
-    const low = Math.min(0, ...flat);
-    const high = Math.max(1, ...flat.map(Math.abs));
+    const [smallest, largest] = extent(weights.flat());
+    const low = Math.min(0, smallest);
+    const high = Math.max(1, largest, -low);
     const scale = low < 0
       ? { colorscale: "RdBu", zmin: -high, zmax: high }
       : { colorscale: [[0, variable("--heat0")], [1, variable("--heat1")]], zmin: 0, zmax: high };

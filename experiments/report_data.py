@@ -32,7 +32,9 @@ LINKED = ("config.json", "env.json", "result.json", "metrics.jsonl", "test_predi
 CURVE_POINTS = 60_000  # that all learning curves have together
 FEWEST_POINTS = 20  # of one curve, however many there are
 
-Series = dict[str, Any]  # {"condition", "x", "y", "low", "high", "n"}: lists of one length
+# {"condition", "of", "x", "y", "low", "high", "n"}: the last five are lists of one length, and "of"
+# is how long they would be if nothing were left out.
+Series = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,10 +177,12 @@ def curves(sweep: Sweep) -> dict[str, list[Series]]:
 def _series(condition: int, steps: Mapping[float, list[float]], limit: int) -> Series:
     """Mean and range at each x; of more than `limit` xs, as many, evenly spread, with both ends."""
     order = sorted(steps)
-    if len(order) > limit:
-        order = [order[k] for k in np.linspace(0, len(order) - 1, limit).round().astype(int)]
+    count = len(order)
+    if count > limit:
+        order = [order[k] for k in np.linspace(0, count - 1, limit).round().astype(int)]
     return {
         "condition": condition,
+        "of": count,
         "x": order,
         "y": [rounded(sum(steps[x]) / len(steps[x])) for x in order],
         "low": [rounded(min(steps[x])) for x in order],

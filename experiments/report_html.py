@@ -159,8 +159,11 @@ def run_labels(sweep: Sweep) -> list[str]:
 
 
 def _curve_note(curves: dict[str, list[Series]]) -> str:
-    longest = max((len(one["x"]) for series in curves.values() for one in series), default=0)
-    return f"Drawn with at most {longest} steps a line; metrics.jsonl of each run has all."
+    thinned = [one for series in curves.values() for one in series if len(one["x"]) < one["of"]]
+    if not thinned:
+        return ""
+    longest, drawn = max(one["of"] for one in thinned), max(len(one["x"]) for one in thinned)
+    return f"Of up to {longest} logged steps {drawn} are drawn; metrics.jsonl of each run has all."
 
 
 def _attention_note(found: Heatmaps) -> str:

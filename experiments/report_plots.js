@@ -9,6 +9,7 @@ const COLOURS = {
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
 const MARKERS = ["circle", "square", "triangle-up", "diamond", "cross", "x", "star", "pentagon"];
 const BANDS = 8; // series up to which they are drawn
+const LISTED = 2000; // rows of a plot's table
 
 function style(index) {
   const colour = COLOURS[dark.matches ? "dark" : "light"][index % 8];
@@ -79,15 +80,18 @@ function panel(id, draw) {
       });
       return make("label", {}, box, sample(k), label);
     });
-    const all = (some) => () => {
-      on = new Set(some ? labels.keys() : []);
-      boxes.forEach((label) => (label.firstChild.checked = some));
+    const only = (wanted) => {
+      on = new Set([...labels.keys()].filter((k) => wanted(labels[k])));
+      boxes.forEach((label, k) => (label.firstChild.checked = on.has(k)));
       draw();
     };
     const parts = [make("legend", {}, title), make("div", { class: "keys" }, ...boxes)];
     if (labels.length > 3) {
-      const one = (name, some) => make("button", { type: "button", onclick: all(some) }, name);
-      parts.push(make("div", { class: "keybuttons" }, one("all", true), one("none", false)));
+      const one = (name, some) => make("button", { type: "button", onclick: () => only(() => some) }, name);
+      const words = make("input", { type: "search", autocomplete: "off" });
+      words.addEventListener("input", () => only(having(words.value)));
+      const search = make("label", {}, "only those with ", words);
+      parts.push(make("div", { class: "keybuttons" }, one("all", true), one("none", false), search));
     }
     legend.replaceChildren(make("fieldset", {}, ...parts));
   }
@@ -107,10 +111,11 @@ function panel(id, draw) {
       if (labels.length) showKeys(legend.querySelector("legend").textContent);
       draw();
     },
-    draw(traces, laidOut, description, numbersTable) {
+    draw(traces, laidOut, description, { caption, columns, rows }) {
       Plotly.react(canvas, traces, laidOut, CONFIG);
       canvas.setAttribute("aria-label", `${description} The table below holds the numbers.`);
-      content = numbersTable;
+      const cut = rows.length > LISTED ? ` (the first ${LISTED} of ${rows.length} rows; figures/ has all)` : "";
+      content = { caption: caption + cut, columns, rows: rows.slice(0, LISTED) };
       fill();
     },
   };
@@ -158,8 +163,7 @@ function lines(id, all, xTitle, none) {
     there.draw(traces, layout(400, { title: { text: xTitle } }, y), words, { caption: `${name} against ${xTitle}`, columns, rows });
   }
   function choose() {
-    const values = all[select.value].flatMap((one) => one.y);
-    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const [low, high] = extent(all[select.value].flatMap((one) => one.y));
     if (log) log.checked = /loss/.test(select.value) && low > 0 && high > 10 * low;
     draw();
   }
@@ -195,6 +199,14 @@ function axisPlot() {
     const where = (c) => (axis < 0 ? plain(report.conditions[c].label) : numeric ? report.conditions[c].values[axis] : plain(report.conditions[c].values[axis]));
     const traces = [];
     const rows = [];
+    // Lines a little apart, so that one interval does not hide another.
+    const scaled = (x) => (log.checked ? Math.log(x) : x);
+    const width = numeric ? scaled(factor.ticks.at(-1)) - scaled(factor.ticks[0]) : 0;
+    function apart(x, k) {
+      if (!numeric || names.length < 2) return x;
+      const by = 0.03 * width * (k / (names.length - 1) - 0.5);
+      return log.checked ? x * Math.exp(by) : x + by;
+    }
     names.forEach((name, k) => {
       if (!on.has(k)) return;
       const { colour, dash, marker } = style(k);
@@ -206,12 +218,12 @@ function axisPlot() {
         .filter(([, run]) => run.values[at] !== null);
       const group = { offsetgroup: String(k), showlegend: false };
       traces.push({
-        ...group, x: dots.map(([c]) => where(c)), y: dots.map(([, run]) => run.values[at]), mode: "markers",
+        ...group, x: dots.map(([c]) => apart(where(c), k)), y: dots.map(([, run]) => run.values[at]), mode: "markers",
         marker: { color: translucent(colour, 0.45), size: 5, symbol: marker }, hoverinfo: "text",
         text: dots.map(([c, run]) => `${plain(report.conditions[c].label)}<br>seed ${run.seed}: ${run.values[at]}`),
       });
       traces.push({
-        ...group, x: members.map(where), y: found.map((one) => one.mean), mode: numeric ? "lines+markers" : "markers",
+        ...group, x: members.map((c) => apart(where(c), k)), y: found.map((one) => one.mean), mode: numeric ? "lines+markers" : "markers",
         line: { color: colour, dash, width: 2 }, marker: { color: colour, size: 10, symbol: marker }, hoverinfo: "text",
         error_y: {
           type: "data", symmetric: false, color: colour, thickness: 1.5, width: 5,

@@ -28,7 +28,9 @@ HOW = (
     f"random; all 2ⁿ choices are tried up to {EXACT} pairs and {RESAMPLES:,} random ones beyond. "
     "However clear a result, p cannot fall below the smallest p, 2/2ⁿ: .25 at 3 pairs, .0625 at "
     f"5, .03125 at 6 (beyond {EXACT}: .0001). Holm: p corrected (Holm 1979) for all comparisons "
-    "with the baseline on that metric; not for looking at several metrics.",
+    "with the baseline on that metric; not for looking at several metrics. It cannot fall below "
+    "the smallest p times the number of comparisons, or 1: with few seeds and many conditions no "
+    "difference can be significant, and the intervals of the differences say more.",
     "A run that failed or diverged has no value and is not in n, so a condition whose bad runs "
     "diverge looks better than it is: read n beside the mean.",
 )

@@ -208,7 +208,7 @@ def test_curves_are_mean_and_range_over_the_seeds_that_are_there(tmp_path, rng):
 def test_long_curves_are_thinned_and_keep_both_ends():
     steps = {float(x): [2.0 * x] for x in range(1, 1001)}
     one = report_data._series(3, steps, 50)
-    assert len(one["x"]) == 50 and one["x"][0] == 1 and one["x"][-1] == 1000
+    assert len(one["x"]) == 50 and one["of"] == 1000 and one["x"][0] == 1 and one["x"][-1] == 1000
     assert set(np.diff(one["x"])) <= {20.0, 21.0} and one["y"] == [2 * x for x in one["x"]]
 
 

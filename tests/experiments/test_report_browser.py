@@ -179,6 +179,10 @@ def test_plots_answer_their_controls(watch):
     lines = page.evaluate(count)
     page.locator("#curves").get_by_role("button", name="none", exact=True).click()
     assert page.evaluate(count) == 0 < lines
+    page.locator("#curves").get_by_label("only those with").fill("PROJ 256")
+    on = page.locator("#curves .keys label:has(input:checked)")
+    assert on.all_inner_texts() == ["hidden_size=256, score=projected_dot"]
+    page.locator("#curves").get_by_role("button", name="none", exact=True).click()
     page.locator("#curves .keys input").nth(1).check()
     assert page.evaluate(count) > 0
     page.locator("#curves-metric").select_option("validation/exact_match")
