@@ -48,13 +48,14 @@ def write(
 ) -> list[str]:
     """Draws what there is to draw; the names of the figures."""
     names = []
+    short = report_data.short_names(sweep.factors)
     losses = [name for name in sweep.metrics if name.endswith("/loss")]
     for metric in dict.fromkeys(sweep.metrics[:1] + losses[:1]):
         names.append(f"{_file_name(metric)}_by_condition")
         by_condition(folder / names[-1], sweep, metric, compared[metric])
-        for axis, field in enumerate(sweep.factors):
+        for axis, field in enumerate(short):
             if report_data.numeric(values[axis] for values in sweep.values):
-                names.append(f"{_file_name(metric)}_by_{field.rpartition('.')[2]}")
+                names.append(f"{_file_name(metric)}_by_{field}")
                 by_axis(folder / names[-1], sweep, metric, compared[metric], axis)
     shown = [name for name in ("train/loss", *_validation(curves)) if name in curves]
     if shown:
