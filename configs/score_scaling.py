@@ -18,7 +18,7 @@ def get_config(variant: str = "") -> Config:
         task=TaskConfig(name="number_words", max_terms=2),
         model=ModelConfig(hidden_size=128, encoder_size=64, bidirectional=True),
         optim=OptimConfig(learning_rate=3e-3, decay="cosine"),
-        train=TrainConfig(steps=600, batch_size=64, eval_every=100),
+        train=TrainConfig(steps=600, batch_size=64, eval_every=75),
     )
     if variant == "quick":
         config.task.train_examples, config.task.eval_examples = 500, 50
@@ -32,16 +32,10 @@ def get_config(variant: str = "") -> Config:
 
 
 def sweep(variant: str = "") -> list[Overrides]:
-    score, scale = "model.attention.score", "model.attention.scale"
-    dims, repeats = ([16, 64, 256, 1024], 4) if not variant else ([16, 64], 2)
-    return product(
-        chain(
-            product({score: ["additive"], "model.attention.dim": dims}),
-            product(
-                {score: ["projected_dot"], scale: ["none", "rsqrt_dim"]},
-                {"model.attention.dim": dims},
-            ),
-            {score: ["general", "none"]},
-        ),
-        seeds(repeats),
-    )
+    score, scale, dim = "model.attention.score", "model.attention.scale", "model.attention.dim"
+    dims, others, repeats = [16, 64, 256, 1024], ["general", "none"], 4
+    if variant == "quick":
+        dims, others, repeats = [16], ["none"], 2
+    additive = product({score: ["additive"], dim: dims})
+    dot = product({score: ["projected_dot"], scale: ["none", "rsqrt_dim"], dim: dims})
+    return product(chain(additive, dot, {score: others}), seeds(repeats))

@@ -16,6 +16,7 @@ input products, the key side of the score, the embeddings' part of the gates, th
 computed once, outside the scans.
 """
 
+import dataclasses
 import inspect
 import math
 from typing import Any
@@ -124,9 +125,11 @@ def _init_score(key: jax.Array, config: ModelConfig) -> Any:
     )
 
 
-def scale(config: ModelConfig) -> float:
+def scale_of(config: ModelConfig) -> Any:
     """What the logits are multiplied by: `model.attention.scale` as a number."""
     attention = config.attention
+    if not isinstance(attention.scale, str):
+        return attention.scale
 
     def project() -> jax.Array:
         score_params = _init_score(jax.random.key(0), config)
@@ -269,8 +272,54 @@ def apply(
     memory = encode(params, config, source, source_length, key)
     embedded = embed(params["target_embedding"], shift_right(target, target_length))
     embedded = dropout(embedded, config.dropout, key, 100)
-    gates = _input_gates(params, memory, embedded)
     masks = rnn_decoder.draw_masks(config, key, *target.shape)
+    steps = _decoded(params, config, memory, embedded, masks)
+    logits = rnn_decoder.logits_of(params, config, memory, steps, embedded, masks.readout)
+    if not with_weights:
+        return logits
+    return logits, rnn_decoder.weights_of(params["score"], config, memory, steps.query)
+
+
+def saturation(
+    params: Params,
+    config: ModelConfig,
+    source: jax.Array,
+    source_length: jax.Array,
+    target: jax.Array,
+    target_length: jax.Array,
+) -> dict[str, jax.Array]:
+    """How sharply it attends under teacher forcing: `logit_std`, the root mean variance of the
+    (scaled) logits of a row over the keys it sees, and `largest_weight`, the median over rows.
+    Rows are the real target tokens, of every head, that see more than one key. Nothing without
+    attention."""
+    if config.attention.score == "none":
+        return {}
+    memory = encode(params, config, source, source_length)
+    embedded = embed(params["target_embedding"], shift_right(target, target_length))
+    masks = rnn_decoder.draw_masks(config, None)
+    query = _decoded(params, config, memory, embedded, masks).query
+    largest = rnn_decoder.weights_of(params["score"], config, memory, query).max(-1)
+    # The log of a softmax is its logits but for a constant; a small scale keeps it from underflow.
+    small = 0.01
+    scales = {"scale": small * scale_of(config), "normalizer": "softmax"}
+    soft = dataclasses.replace(config, attention=dataclasses.replace(config.attention, **scales))
+    weights = rnn_decoder.weights_of(params["score"], soft, memory, query)
+    seen = (jnp.arange(weights.shape[-1]) < source_length[:, None])[:, None, None]
+    logits = jnp.log(jnp.where(seen, weights, 1)) / small
+    rows = (jnp.arange(target.shape[1]) < target_length[:, None])[:, None]
+    rows = jnp.broadcast_to(rows & (source_length > 1)[:, None, None], weights.shape[:-1])
+    variance = jnp.var(logits, axis=-1, where=seen)
+    return {
+        "logit_std": jnp.sqrt(jnp.mean(variance, where=rows)),
+        "largest_weight": jnp.nanmedian(jnp.where(rows, largest, jnp.nan)),
+    }
+
+
+def _decoded(
+    params: Params, config: ModelConfig, memory: Memory, embedded: jax.Array, masks: Any
+) -> rnn_decoder.Step:
+    """The recurrent part of all decoder steps, [B, T, ...]; `embedded` [B, T, E] is their input."""
+    gates = _input_gates(params, memory, embedded)
 
     def advance(product: scan.Product, seen: Any, state: State, x: Any) -> tuple[State, Any]:
         return rnn_decoder.advance(product, config, seen, state, *x)
@@ -282,11 +331,7 @@ def apply(
         start(params, config, memory),
         jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (gates, masks)),
     )
-    steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
-    logits = rnn_decoder.logits_of(params, config, memory, steps, embedded, masks.readout)
-    if not with_weights:
-        return logits
-    return logits, rnn_decoder.weights_of(params["score"], config, memory, steps.query)
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
 
 
 def shift_right(target: jax.Array, length: jax.Array) -> jax.Array:
