@@ -29,10 +29,10 @@ def write(
     compared = {metric: sweep.compare(metric) for metric in sweep.metrics}
     summary.write(folder / "statistics.csv", statistic_rows(sweep, compared))
     curves = report_data.curves(sweep)
-    sweep_figures.write(folder / "figures", sweep, compared, curves)
     runs.write_text(
         folder / "report.html", report_html.page(folder, sweep, compared, curves, command, when)
     )
+    sweep_figures.write(folder / "figures", sweep, compared, curves)
     log(report_html.counts(sweep))
 
 

@@ -53,7 +53,7 @@ class Sweep:
         """A condition in words, `score=additive, dim=64`."""
         short = short_names(self.factors)
         return [
-            ", ".join(f"{name}={value}" for name, value in zip(short, values, strict=True))
+            ", ".join(f"{name}={shown(value)}" for name, value in zip(short, values, strict=True))
             or self.points[0].path.parent.name
             for values in self.values
         ]
@@ -113,6 +113,17 @@ def short_names(names: Sequence[str]) -> list[str]:
             parts += 1
         out.append(last(name, parts))
     return out
+
+
+def shown(value: Any) -> Any:
+    """A field's value as it is shown: a number, or its text.
+
+    >>> shown(3 * 0.1), shown(64), shown(None), shown(True)
+    (0.3, 64, 'None', 'True')
+    """
+    if not statistics.finite(value):
+        return str(value)
+    return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
 def numeric(values: Iterable[Any]) -> bool:

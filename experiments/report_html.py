@@ -17,7 +17,7 @@ from typing import Any
 from experiments import report_attention, report_data, statistics
 from experiments.config import fields
 from experiments.report_attention import Heatmaps
-from experiments.report_data import Series, Sweep
+from experiments.report_data import Series, Sweep, shown
 from experiments.statistics import Comparison
 
 SCRIPTS = ("report.js", "report_plots.js", "report_attention.js")
@@ -96,7 +96,7 @@ def _what(sweep: Sweep, command: Sequence[str]) -> str:
     seeds = {repr(sweep.seed(point)) for point in range(len(sweep.points))}
     varying = [
         f"<code>{escape(name)}</code>: "
-        + escape(", ".join(dict.fromkeys(str(values[k]) for values in sweep.values)))
+        + escape(", ".join(dict.fromkeys(str(shown(values[k])) for values in sweep.values)))
         for k, name in enumerate(sweep.factors)
     ]
     if len(seeds) > 1:
@@ -106,7 +106,9 @@ def _what(sweep: Sweep, command: Sequence[str]) -> str:
     if sweep.factors:
         rows.append(("baseline", escape(sweep.labels[0])))
     for name, answers in report_data.environments(sweep).items():
-        texts = [escape(text) + (f" ({n} runs)" if len(answers) > 1 else "") for text, n in answers]
+        texts = [
+            escape(text) + (f" (runs: {n})" if len(answers) > 1 else "") for text, n in answers
+        ]
         rows.append((name, "<br>".join(texts)))
     fixed = [
         f"<tr><td><code>{escape(name)}</code></td><td>{escape(value)}</td></tr>"
@@ -193,14 +195,19 @@ def _data(
     """What the scripts read."""
     columns = list(zip(*sweep.values, strict=True)) if sweep.factors else []
     short = report_data.short_names(sweep.factors)
-    factors = []
+    factors: list[dict[str, Any]] = []
     for name, brief, values in zip(sweep.factors, short, columns, strict=True):
         is_number = report_data.numeric(values)
-        ticks = sorted(set(values)) if is_number else list(dict.fromkeys(map(shown, values)))
+        ticks = (
+            sorted(set(map(shown, values)))
+            if is_number
+            else list(dict.fromkeys(map(shown, values)))
+        )
         log = is_number and report_data.logarithmic(values)
         one = {"name": name, "short": brief, "numeric": is_number, "logarithmic": log}
         factors.append(one | {"ticks": ticks})
     axes = [k for k, factor in enumerate(factors) if factor["numeric"]]
+    axes.sort(key=lambda k: -len(factors[k]["ticks"]))  # the fewest lines
     condition_of = {point: c for c, members in enumerate(sweep.members) for point in members}
     labels = run_labels(sweep)
     return {
@@ -236,11 +243,6 @@ def _data(
         "attention": heatmaps.runs,
         "precision": report_attention.PRECISION,
     }
-
-
-def shown(value: Any) -> Any:
-    """A field's value as the scripts take it: a number, or its text."""
-    return value if statistics.finite(value) else str(value)
 
 
 def number(value: Any) -> float | None:

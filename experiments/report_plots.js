@@ -236,7 +236,8 @@ function axisPlot() {
       found.forEach((one, m) => rows.push([report.conditions[members[m]].label, one.mean, one.low, one.high, one.n]));
     });
     const title = axis < 0 ? "" : plain(factor.name);
-    const ticks = numeric ? { tickvals: factor.ticks, ticktext: factor.ticks.map(String) } : { type: "category" };
+    const few = numeric && factor.ticks.length <= 10;
+    const ticks = few ? { tickvals: factor.ticks, ticktext: factor.ticks.map(String) } : numeric ? {} : { type: "category" };
     const x = { title: { text: title }, ...ticks, ...(numeric ? { type: log.checked ? "log" : "linear" } : {}) };
     if (!numeric && axis >= 0) Object.assign(x, { categoryorder: "array", categoryarray: factor.ticks.map(plain) });
     const laidOut = layout(axis < 0 ? 520 : 420, x, { title: { text: plain(metric) } });

@@ -87,7 +87,7 @@ def by_condition(path: Path, sweep: Sweep, metric: str, found: Sequence[Comparis
                 _dot(axes, one, row)
         if found[0].mean is not None:
             axes.axvline(found[0].mean, color="#555555", ls=":", lw=0.8, zorder=1)
-        labels = [" · ".join(map(str, values)) or "all runs" for values in sweep.values[:shown]]
+        labels = [_label(values) or "all runs" for values in sweep.values[:shown]]
         texts = [figures.readable(label, 40) for label in labels]
         axes.set_yticks(range(shown), labels=texts, parse_math=False)
         axes.set_ylim(shown - 0.4, -0.6)
@@ -115,7 +115,7 @@ def by_axis(path: Path, sweep: Sweep, metric: str, found: Sequence[Comparison], 
     """The metric against one numeric field, a line for each combination of the other fields."""
     others: dict[str, list[int]] = {}
     for condition, values in enumerate(sweep.values):
-        rest = " · ".join(str(value) for k, value in enumerate(values) if k != axis)
+        rest = _label([value for k, value in enumerate(values) if k != axis])
         others.setdefault(rest, []).append(condition)
     ticks = sorted({values[axis] for values in sweep.values})
     logarithmic = report_data.logarithmic(ticks)
@@ -137,7 +137,8 @@ def by_axis(path: Path, sweep: Sweep, metric: str, found: Sequence[Comparison], 
         if logarithmic:
             axes.set_xscale("log")
             axes.minorticks_off()
-        axes.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        if len(ticks) <= 8:
+            axes.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         axes.set_xlabel(sweep.factors[axis])
         axes.set_ylabel(figures.readable(metric, 40), parse_math=False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.5)
@@ -160,7 +161,7 @@ def learning_curves(path: Path, sweep: Sweep, curves: Mapping[str, Sequence[Seri
         FigureCanvasAgg(figure)
         figure.set_layout_engine("constrained")
         panels = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
-        labels = [" · ".join(map(str, values)) for values in sweep.values]
+        labels = [_label(values) for values in sweep.values]
         for axes, (name, series) in zip(panels, curves.items(), strict=True):
             for one in series:
                 if one["condition"] >= len(LINES):
@@ -188,6 +189,10 @@ def learning_curves(path: Path, sweep: Sweep, curves: Mapping[str, Sequence[Seri
             )
         ]
         _save(figure, path, rows)
+
+
+def _label(values: Sequence[Any]) -> str:
+    return " · ".join(str(report_data.shown(value)) for value in values)
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:

@@ -154,8 +154,8 @@ def test_what_was_run(tmp_path, rng, no_figures):
     text = html.unescape(page)
     assert "launch.py '--config=configs/<x>.py' --sweep 'two words'" in text
     assert "configs/<x>" not in page
-    assert "aaaa (3 runs)" in text
-    assert "bbbb with uncommitted changes (git_diff in env.json) (1 runs)" in text
+    assert "aaaa (runs: 3)" in text
+    assert "bbbb with uncommitted changes (git_diff in env.json) (runs: 1)" in text
     assert "jax 0.10.2, flax 0.12.1" in text and "Linux-6.1-x86_64; 2 CPUs; devices: cpu" in text
     assert (
         "<code>model.hidden_size</code>: 16, 64" in text and "<code>seed</code>: 3 values" in text
