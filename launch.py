@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments import allocator, command_line, runs, sweep, sweeping
+from experiments import allocator, command_line, runs, sweep, sweeping, tracking
 from experiments.errors import UserError
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -44,6 +44,7 @@ _PROCESSES = flags.DEFINE_integer(
 _SLURM = flags.DEFINE_list(
     "slurm", [], "Parameters of submitit: --slurm=timeout_min=60,gpus_per_node=1"
 )
+_WANDB = flags.DEFINE_string("wandb", "", "A project of Weights & Biases that finished runs go to.")
 
 
 def main(argv: list[str]) -> None:
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> None:
         if _DRY_RUN.value:
             runs.log(sweeping.dry_run(points, experiment))
         elif _MODE.value == "report":
-            sweeping.report(points)
+            sweeping.report(points, _WANDB.value)
         else:
             sweeping.run(
                 points,
@@ -69,6 +70,7 @@ def main(argv: list[str]) -> None:
                 processes=_PROCESSES.value,
                 retry_failed=_RETRY_FAILED.value,
                 slurm_options=_SLURM.value,
+                wandb=_WANDB.value,
             )
         return
     config = experiment.check(_CONFIG.value)
@@ -80,6 +82,8 @@ def main(argv: list[str]) -> None:
         importlib.import_module("experiments.translate").run(config, path, sys.stdin)
     else:
         runs.execute(experiment.run, config, path)
+        if _WANDB.value:
+            tracking.to_wandb([sweep.Point(config, path)], _WANDB.value, runs.log)
 
 
 if __name__ == "__main__":

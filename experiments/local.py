@@ -105,7 +105,7 @@ def _run(part: list[Point], experiment: Any, prepare: Any) -> None:
         if isinstance(outcome, Exception):
             runs.fail(point.path, outcome)
         else:
-            runs.end(point.path, outcome)
+            runs.end(point.path, point.config, outcome)
 
 
 def _logger(part: Sequence[Point]) -> Any:

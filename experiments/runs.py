@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import math
@@ -192,7 +193,7 @@ def execute(run: Callable[..., dict[str, Any]], config: Any, path: Path) -> None
         begin(path, config)
         try:
             with stopping():
-                end(path, run(config, path, log))
+                end(path, config, run(config, path, log))
         except BaseException as error:
             fail(path, error)
             if isinstance(error, Stopped):
@@ -215,8 +216,9 @@ def begin(path: Path, config: Any) -> None:
     set_status(path, "running")
 
 
-def end(path: Path, result: dict[str, Any]) -> None:
+def end(path: Path, config: Any, result: dict[str, Any]) -> None:
     """The run is done."""
+    importlib.import_module("experiments.tracking").hparams(path, config, result)
     write_json(path / "result.json", result)
     set_status(path, "done")
 

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from experiments.errors import UserError
 from experiments.sweep import Point
 
 _POLL = 2.0  # seconds between two looks at the queue
+_MINUTES = 240  # of a job, where --slurm=timeout_min=... says nothing
 
 
 def work(
@@ -21,11 +23,13 @@ def work(
     output; `options` are submitit's parameters, "timeout_min=60" each. Raises Stopped on Ctrl-C;
     the jobs go on."""
     submitit = _submitit()
-    parameters = _parameters(options)
+    if shutil.which("sbatch") is None:
+        raise UserError("--executor=slurm: there is no sbatch here; run it where Slurm is")
     executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
+    parameters = {"name": "attn_research", "timeout_min": _MINUTES} | _parameters(options)
     try:
-        executor.update_parameters(name="attn_research", **parameters)
-    except (TypeError, ValueError, NotImplementedError) as error:
+        executor.update_parameters(**parameters)
+    except (TypeError, ValueError, NameError, NotImplementedError) as error:
         raise UserError(f"--slurm: {' '.join(str(error).split())}") from None
     root = os.getcwd()
     todo = [

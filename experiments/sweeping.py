@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import local, progress, runs, slurm, summary
+from experiments import local, progress, runs, slurm, summary, tracking
 from experiments.config import fields
 from experiments.errors import UserError
 from experiments.sweep import Point, varying
@@ -20,6 +20,7 @@ def run(
     processes: int,
     retry_failed: bool,
     slurm_options: list[str],
+    wandb: str,
 ) -> None:
     """Runs all that is not done, then writes the report. UserError if a point failed, diverged or
     was lost on the way: the others are done by then."""
@@ -36,20 +37,23 @@ def run(
                 local.work(points, experiment, retry_failed)
     except runs.Stopped as stopped:
         runs.log(f"{stopped}; the same command goes on from there")
-        report(points)
+        report(points, "")
         sys.exit(1)
-    report(points)
+    report(points, wandb)
     _raise_failures(points)
 
 
-def report(points: Sequence[Point]) -> None:
-    """summary.csv, report.html and figures/ in the sweep's directory, from what is there now."""
+def report(points: Sequence[Point], wandb: str) -> None:
+    """summary.csv, report.html and figures/ in the sweep's directory, from what is there now;
+    finished runs go to the W&B project `wandb`, if it is named."""
     from experiments import report
 
     folder = points[0].path.parent
     if not folder.exists():
         raise UserError(f"{folder} does not exist: nothing of this sweep has run")
     report.write(folder, points, sys.argv, runs.log)
+    if wandb:
+        tracking.to_wandb(points, wandb, runs.log)
     runs.log(f"table: {folder / summary.FILE}\nreport: {folder / 'report.html'}")
 
 

@@ -179,8 +179,8 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
 def test_as_accurate_as_dense(case, dtype, monkeypatch, rng):
     monkeypatch.setattr(layout, "block_sizes", lambda *shape: Sizes(1, 128, 256, 64))
     scale, shift = {"usual": (1, 0), "large logits": (1000, 0), "lse of -1000": (1, -1000)}[case]
-    # 384: of a product as small as 300 x 64 x 300 XLA's library sums 64 terms in pieces, which halves
-    # dense's error, and at this scale a few rows of two nearly equal logits make up the whole mean.
+    # 384: in a product as small as 300 x 64 x 300 XLA sums 64 terms in pieces, which halves dense's
+    # error, and at this scale a few rows of two nearly equal logits make up the whole mean.
     q, k, v = (rng.normal(size=(384, 1, 64)) for _ in range(3))
     q, k, v = (np.asarray(jnp.asarray(x, dtype), np.float64) for x in (q, k, v))
 

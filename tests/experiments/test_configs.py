@@ -1,15 +1,25 @@
 """Every file of configs/: what it gives, and that its quick variant runs."""
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
 
 from experiments import command_line, runs
 from experiments.errors import UserError
+from tests import golden
 from tests.experiments.launching import ROOT, environment, launch
 
-CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("[a-z]*.py"))
+CONFIGS = golden.NAMES
+
+
+@pytest.mark.parametrize("variant", golden.VARIANTS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_and_sweep_point_is_the_golden_one(name, variant):
+    """Whoever means to change a default runs `python -m tests.golden` and shows what it changed."""
+    found = json.loads(json.dumps(golden.resolved(name, variant)))
+    assert found == json.loads(golden.file_of(name, variant).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
