@@ -3,6 +3,7 @@
 summary.csv      a row a run
 statistics.csv   a row a metric and condition: mean, interval, difference to the baseline, tests
 report.html      both and the plots, in one file that opens without a network
+report.md        the table of conditions, to be kept beside text
 figures/         for papers: PNG, PDF and the numbers in each as CSV
 """
 
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from experiments import report_data, report_html, runs, summary, sweep_figures
+from experiments import report_data, report_html, report_markdown, runs, summary, sweep_figures
 from experiments.report_data import Sweep
 from experiments.statistics import Comparison
 from experiments.sweep import Point
@@ -20,7 +21,7 @@ from experiments.sweep import Point
 def write(
     folder: Path, points: Sequence[Point], command: Sequence[str], log: Callable[[str], None]
 ) -> None:
-    """Writes all four. `command` is the one that runs the sweep; nothing need be done yet."""
+    """Writes all of them. `command` is the one that runs the sweep; nothing need be done yet."""
     folder.mkdir(parents=True, exist_ok=True)
     when = time.strftime("%Y-%m-%d %H:%M:%S %z")
     table = summary.rows(points)
@@ -32,6 +33,7 @@ def write(
     runs.write_text(
         folder / "report.html", report_html.page(folder, sweep, compared, curves, command, when)
     )
+    runs.write_text(folder / "report.md", report_markdown.table(sweep, compared))
     sweep_figures.write(folder / "figures", sweep, compared, curves)
     log(report_html.counts(sweep))
 
