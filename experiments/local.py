@@ -7,6 +7,7 @@ at any time, by hand or by Slurm, make one sweep.
 
 import contextlib
 import functools
+import hashlib
 import importlib
 import json
 import multiprocessing
@@ -41,11 +42,28 @@ def work(points: Sequence[Point], experiment: Any, retry_failed: bool) -> None:
     """Until every point has ended, here or elsewhere. Raises Stopped when asked to."""
     tried: set[Path] = set()
     left = groups(points, experiment)
+    _keep_compiled(points[0].path.parent)
     with runs.stopping():
         while left:
-            left = [one for one in left if not _ended(one, experiment, retry_failed, tried)]
-            if left:
+            # First a program that no other process has compiled and works with.
+            group = next((one for one in left if not any(runs.busy(p.path) for p in one)), left[0])
+            left.remove(group)
+            if not _ended(group, experiment, retry_failed, tried):
+                left.append(group)
                 time.sleep(_POLL)
+
+
+def _keep_compiled(folder: Path) -> None:
+    """Compiled programs are kept in the sweep's directory, unless $JAX_COMPILATION_CACHE_DIR says
+    where: for a sweep that was killed, and processes that share one. CPUs of other kinds have
+    others."""
+    import jax
+
+    if jax.config.read("jax_compilation_cache_dir") is None:
+        with contextlib.suppress(OSError):
+            flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0]
+            kind = hashlib.sha256(flags.encode()).hexdigest()[:8]
+            jax.config.update("jax_compilation_cache_dir", str(folder / ".compiled" / kind))
 
 
 def _ended(group: list[Point], experiment: Any, retry_failed: bool, tried: set[Path]) -> bool:

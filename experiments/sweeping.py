@@ -51,7 +51,8 @@ def report(points: Sequence[Point], wandb: str) -> None:
     folder = points[0].path.parent
     if not folder.exists():
         raise UserError(f"{folder} does not exist: nothing of this sweep has run")
-    report.write(folder, points, sys.argv, runs.log)
+    command = ["python", *(part for part in sys.argv if part != "--mode=report")]
+    report.write(folder, points, command, runs.log)
     if wandb:
         tracking.to_wandb(points, wandb, runs.log)
     runs.log(f"table: {folder / summary.FILE}\nreport: {folder / 'report.html'}")

@@ -242,6 +242,7 @@ def test_heatmaps_that_are_none_are_counted(tmp_path, rng):
     assert np.shape(found.runs[0]["examples"][1]["weights"]) == (2, 3, 1, 2)
 
 
+@pytest.mark.slow
 def test_two_hundred_runs_take_seconds(tmp_path, rng):
     """What is promised is under 10 s; most of it is matplotlib's."""
     overrides = sweep.product(
