@@ -7,6 +7,7 @@ gradients to queries, keys, bias and all parameters. Blocks in which nothing is 
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -67,7 +68,7 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
         rows = lax.map(row_block, jnp.arange(blocks[0]))
         return jax.tree.map(functools.partial(_join, axis=2), rows)
 
-    return lax.map(element, jnp.arange(inputs.query.shape[0]))
+    return lax.map(element, jnp.arange(plan.elements))
 
 
 def _look(one: Element, row: Any, col: Any, dtype: Any) -> Seen:
@@ -167,8 +168,15 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
         jnp.zeros_like, (inputs.bias, inputs.shared, (inputs.own, inputs.normalizer))
     )
     (d_bias, d_shared, (d_own, d_normalizer)), (d_query, d_key, d_value) = lax.scan(
-        element, start, jnp.arange(inputs.query.shape[0])
+        element, start, jnp.arange(plan.elements)
     )
+
+    def back(x: jax.Array) -> jax.Array:
+        """``[M, H, ..., L, E]`` -> ``[B, L, heads, E]``."""
+        batch = len(inputs.key)
+        return x.reshape(batch, math.prod(x.shape[:-2]) // batch, *x.shape[-2:]).swapaxes(1, 2)
+
+    d_query, d_key, d_value = back(d_query), back(d_key), back(d_value)
     return Inputs(d_query, d_key, d_value, d_bias, d_shared, d_own, d_normalizer), None
 
 

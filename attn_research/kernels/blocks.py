@@ -1,14 +1,15 @@
 """The layout of the blocked kernel: what it computes with, and the blocks of that.
 
-Heads are laid out as ``[M, H, G, ...]``: M = batch elements times groups of H key heads, which are
-computed together, and G query heads to a key head. T' and S' are T and S rounded up to whole blocks
-of ``rows`` queries and ``cols`` keys. A block is ``[H, G, rows, cols]``, or *turned* ``[H, cols, G,
-rows]``: so the gradient needs it, where turning it costs as much as computing it.
+Heads are computed as ``[M, H, G, ...]``: M = B batch elements times groups of H key heads, which
+are computed together, and G query heads to a key head. Queries, keys and values stay in the order
+that they come in, and each of the M takes its own: a copy of all in another order would be most of
+the memory. T' and S' are T and S rounded up to whole blocks of ``rows`` queries and ``cols`` keys.
+A block is ``[H, G, rows, cols]``, or *turned* ``[H, cols, G, rows]``: so the gradient needs it,
+where turning it costs as much as computing it.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ class Plan:
     logits: Callable[..., tuple[jax.Array, Any]]
     rising: Callable[..., tuple[jax.Array, jax.Array]] | None
     stream: Any
+    elements: int  # M
     batch: tuple[int, ...]
     T: int
     S: int
@@ -54,9 +56,9 @@ class Plan:
 class Inputs:
     """What has gradients."""
 
-    query: jax.Array  # [M, H, G, T', E]
-    key: jax.Array  # [M, H, S', E]
-    value: jax.Array  # [M, H, S', Dv]
+    query: jax.Array  # [B, T', N, E]
+    key: jax.Array  # [B, S', K, E]
+    value: jax.Array  # [B, S', K, Dv]
     bias: jax.Array | None  # [batch | 1, ..., N | 1, T' | 1, S' | 1]
     shared: Any  # parameters that all heads share
     own: Any  # leaves [N / (H G), H, G, ...]: those of each head
@@ -86,11 +88,20 @@ class Element:
         self.plan, self.constants, self.m, self.turned = plan, constants, m, turned
         self.rows = plan.sizes.back_rows if turned else plan.sizes.rows
         self.cols = plan.sizes.cols
-        self.query, self.key, self.value = inputs.query[m], inputs.key[m], inputs.value[m]
         self.bias, self.shared = inputs.bias, inputs.shared
-        self.H, self.G = self.query.shape[:2]
-        groups = inputs.query.shape[0] // max(math.prod(plan.batch), 1)
+        heads, key_heads = inputs.query.shape[2], inputs.key.shape[2]
+        self.H, self.G = plan.sizes.together, heads // key_heads
+        groups = key_heads // self.H
         self.group = m % groups
+
+        def take(x: jax.Array) -> jax.Array:
+            """``[B, L, heads, E]`` -> ``[heads of this element, L, E]``."""
+            sizes = 1, x.shape[1], x.shape[2] // groups, x.shape[3]
+            start = m // groups, 0, self.group * sizes[2], 0
+            return lax.dynamic_slice(x, start, sizes)[0].swapaxes(0, 1)
+
+        self.key, self.value, query = (take(x) for x in (inputs.key, inputs.value, inputs.query))
+        self.query = query.reshape(self.H, self.G, *query.shape[1:])
         self.own, self.normalizer = jax.tree.map(
             lambda x: x[self.group], (inputs.own, inputs.normalizer)
         )

@@ -135,25 +135,32 @@ def _lay_out(
     heads, key_heads = problem.query.shape[-2], problem.key.shape[-2]
     dtype = numerics.wide(problem.query.dtype, problem.key.dtype)
 
-    def of_queries(x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
-        """``[..., T, N, E]`` -> ``[M, H, G, T', E]``."""
+    def batched(x: jax.Array, length: int, fill: Any) -> jax.Array:
+        """``[..., L, heads, E]`` -> ``[B, length, heads, E]``: no copy, if nothing is missing."""
         x = jnp.broadcast_to(x, shape.batch + x.shape[-3:])
-        x = _pad(jnp.moveaxis(x, -3, -2), -2, shape.T, fill)
-        return x.reshape(shape.M, shape.H, shape.G, *x.shape[-2:])
+        return _pad(x.reshape(math.prod(shape.batch), *x.shape[-3:]), 1, length, fill)
+
+    def of_queries(x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
+        return batched(x, shape.T, fill)
 
     def of_keys(x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
-        """``[..., S, K | K', E]`` -> ``[M, H, S', E]``."""
-        x = jnp.repeat(x, key_heads // x.shape[-2], -2)
-        x = jnp.broadcast_to(x, shape.batch + x.shape[-3:])
-        x = _pad(jnp.moveaxis(x, -3, -2), -2, shape.S, fill)
-        return x.reshape(shape.M, shape.H, *x.shape[-2:])
+        return batched(jnp.repeat(x, key_heads // x.shape[-2], -2), shape.S, fill)
+
+    def by_query(x: jax.Array, fill: Any) -> jax.Array:
+        """``[..., T, N]`` -> ``[M, H, G, T']``."""
+        x = of_queries(x[..., None], fill).swapaxes(1, 2)
+        return x.reshape(shape.M, shape.H, shape.G, shape.T)
+
+    def by_key(x: jax.Array, fill: Any) -> jax.Array:
+        """``[..., S, K | K']`` -> ``[M, H, S']``."""
+        return of_keys(x[..., None], fill).swapaxes(1, 2).reshape(shape.M, shape.H, shape.S)
 
     def own(x: Any) -> jax.Array:
         """``[N, ...]`` -> ``[N / (H G), H, G, ...]``."""
         return x.reshape(-1, shape.H, shape.G, *x.shape[1:])
 
     def flags(x: Any, lay: Any) -> Any:
-        return None if x is None else lay(x[..., None], False)[..., 0]
+        return None if x is None else lay(x, False)
 
     def each_head(x: Any) -> jax.Array:
         return own(jnp.broadcast_to(jnp.asarray(x, dtype), (heads,)))
@@ -168,13 +175,13 @@ def _lay_out(
     if problem.count is not None:
         T = problem.query.shape[-3]
         count = jnp.broadcast_to(jnp.asarray(problem.count), (*shape.batch, heads, T))
-        count = of_queries(jnp.swapaxes(count, -1, -2)[..., None], 1)[..., 0]
+        count = by_query(jnp.swapaxes(count, -1, -2), 1)
     if not (isinstance(problem.dropout_rate, float | int) and problem.dropout_rate == 0):
         seeds = dropout.seeds(problem.dropout_key, (*shape.batch, heads))
         seeds = seeds.reshape(shape.M, shape.H, shape.G, 2)
         rate = jax.lax.stop_gradient(jnp.asarray(problem.dropout_rate))
     lengths = problem.query.shape[-3], problem.key.shape[-3]
-    plan = Plan(logits, rising, stream, shape.batch, *lengths, shape.blocks)
+    plan = Plan(logits, rising, stream, shape.M, shape.batch, *lengths, shape.blocks)
     inputs = Inputs(
         of_queries(problem.query.astype(dtype)),
         of_keys(problem.key.astype(dtype)),
@@ -186,9 +193,9 @@ def _lay_out(
     )
     constants = Constants(
         problem.mask,
-        flags(problem.bad_query, of_queries),
-        flags(problem.bad_key, of_keys),
-        flags(problem.bad_value, of_keys),
+        flags(problem.bad_query, by_query),
+        flags(problem.bad_key, by_key),
+        flags(problem.bad_value, by_key),
         count,
         seeds,
         rate,

@@ -36,20 +36,23 @@ def logits_of(problem: Any, own: Any, each_head: Any, any_mode: bool) -> tuple[A
     if problem.softcap is not None:
         mine["softcap"] = each_head(problem.softcap)
 
-    def scaled(x: jax.Array, mine: Any, bias: Any, count: Any, turned: bool) -> jax.Array:
-        def by_head(x: jax.Array) -> jax.Array:
-            return x[:, None, :, None] if turned else x[..., None, None]
+    def by_head(x: jax.Array, turned: bool) -> jax.Array:
+        return x[:, None, :, None] if turned else x[..., None, None]
 
+    def scaled(x: jax.Array, mine: Any, bias: Any, count: Any, turned: bool) -> jax.Array:
         if static != 1:
             x = x * static
             x = x if abs(static) <= 1 else numerics.clip_finite(x)
         if "scale" in mine:
-            factor = by_head(mine["scale"]).astype(x.dtype)
+            factor = by_head(mine["scale"], turned).astype(x.dtype)
             if log_n is not None:
                 factor = factor * jnp.log(jnp.maximum(count, 1).astype(x.dtype))
             x = numerics.clip_finite(x * factor)
+        return capped(x, mine, bias, turned)
+
+    def capped(x: jax.Array, mine: Any, bias: Any, turned: bool) -> jax.Array:
         if "softcap" in mine:
-            cap = by_head(mine["softcap"]).astype(x.dtype)
+            cap = by_head(mine["softcap"], turned).astype(x.dtype)
             x = cap * jnp.tanh(x / cap)
         if bias is not None:
             x = numerics.clip_finite(x + bias.astype(x.dtype))
@@ -71,12 +74,14 @@ def logits_of(problem: Any, own: Any, each_head: Any, any_mode: bool) -> tuple[A
         largest = jnp.max(raw, -1, keepdims=True)
 
         def finish(x: jax.Array) -> jax.Array:
-            x = numerics.grow(x, power).reshape(*query.shape[:-1], -1)
-            return scaled(x, mine, None, None, False)
+            # grow(x, power) * static in half the steps: power is one of two
+            limit = float(jnp.finfo(x.dtype).max) * static
+            x = jnp.clip(x * (power * static), -limit, limit)
+            return capped(x.reshape(*query.shape[:-1], -1), mine, None, False)
 
         return finish(raw), finish(largest)[..., 0]
 
-    rises = pairwise == "dot" and static >= 0 and "scale" not in mine
+    rises = pairwise == "dot" and 0 <= static <= 1 and "scale" not in mine
     return logits, rising if rises else None, shared, mine
 
 

@@ -174,6 +174,14 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
         assert long <= 2 * short and long < 0.3 * 2 * 4096**2 * 4, score
 
 
+def test_queries_and_keys_are_not_copied(small_blocks):
+    x = jax.ShapeDtypeStruct((2, 516, 8, 64), jnp.float32)  # whole blocks of 4 and of 3
+    run = jax.jit(functools.partial(ar.attend, implementation="blocked"))
+    memory = run.lower(x, x, x).compile().memory_analysis()
+    # There is the context with heads first, the values divided by a power of two, and one head.
+    assert memory.temp_size_in_bytes < 2.5 * memory.output_size_in_bytes
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("case", ["usual", "large logits", "lse of -1000"])
 def test_as_accurate_as_dense(case, dtype, monkeypatch, rng):
@@ -242,13 +250,7 @@ def test_means_of_values_whose_sum_overflows(dtypes, small_blocks):
 def test_squared_distances_keep_their_digits(away, small_blocks, rng):  # case 11
     q, k, v = (rng.normal(size=(n, 1, 3)) * 0.01 + away for n in (T, S, S))
     q, k, v = (np.asarray(x, np.float32) for x in (q, k, v))
-    want = reference.attention(
-        *np.float64([q, k, v][:1]),
-        np.float64(k),
-        np.float64(v),
-        score="squared_distance",
-        scale=1e4,
-    )[0]
+    want = reference.attention(*map(np.float64, (q, k, v)), score="squared_distance", scale=1e4)[0]
     got = ar.attend(q, k, v, score="squared_distance", scale=1e4, implementation="blocked")
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
