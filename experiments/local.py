@@ -59,7 +59,7 @@ def _keep_compiled(folder: Path) -> None:
     others."""
     import jax
 
-    if jax.config.read("jax_compilation_cache_dir") is None:
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         with contextlib.suppress(OSError):
             flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0]
             kind = hashlib.sha256(flags.encode()).hexdigest()[:8]

@@ -231,7 +231,7 @@ def fail(path: Path, error: BaseException) -> None:
     if isinstance(error, Diverged | UserError):
         text = f"{error}\n"
     else:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         text = f"{reason}\n\n{''.join(traceback.format_exception(error))}"
     write_text(path / "error.txt", text)
     set_status(path, "diverged" if isinstance(error, Diverged) else "failed")

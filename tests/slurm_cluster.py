@@ -85,8 +85,8 @@ def cluster() -> Iterator[dict[str, str]]:
             ["slurmctld", "-D", "-i"],
             ["slurmd", "-D", "-N", host],
         ):
-            log = open(tmp / f"{command[0]}.out", "w")
-            daemons.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=tmp))
+            with open(tmp / f"{command[0]}.out", "w") as log:
+                daemons.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=tmp))
             time.sleep(1)
         _wait_until_idle(env, tmp)
         yield env
