@@ -127,9 +127,10 @@ def shown(value: Any) -> Any:
 
 
 def numeric(values: Iterable[Any]) -> bool:
-    """Whether all are numbers, of more than one size: an axis."""
-    values = list(values)
-    return all(statistics.finite(value) for value in values) and len(set(values)) > 1
+    """Whether all are numbers, of more than one size: an axis. None is a condition that has no such
+    number and lies across the whole axis."""
+    there = {value for value in values if value is not None}
+    return all(statistics.finite(value) for value in there) and len(there) > 1
 
 
 def logarithmic(values: Iterable[float]) -> bool:

@@ -198,12 +198,12 @@ def _data(
     factors: list[dict[str, Any]] = []
     for name, brief, values in zip(sweep.factors, short, columns, strict=True):
         is_number = report_data.numeric(values)
-        ticks = (
-            sorted(set(map(shown, values)))
-            if is_number
-            else list(dict.fromkeys(map(shown, values)))
-        )
-        log = is_number and report_data.logarithmic(values)
+        ticks = list(dict.fromkeys(shown(value) for value in values if value is not None))
+        if is_number:
+            ticks.sort()
+        elif None in values:
+            ticks.append(shown(None))
+        log = is_number and report_data.logarithmic(ticks)
         one = {"name": name, "short": brief, "numeric": is_number, "logarithmic": log}
         factors.append(one | {"ticks": ticks})
     axes = [k for k, factor in enumerate(factors) if factor["numeric"]]

@@ -197,6 +197,8 @@ function axisPlot() {
     const names = [...groups.keys()];
     const on = there.keys(names, axis < 0 || names.length === 1 ? "Shown" : "A line for each");
     const where = (c) => (axis < 0 ? plain(report.conditions[c].label) : numeric ? report.conditions[c].values[axis] : plain(report.conditions[c].values[axis]));
+    // A condition without a number on this axis lies across all of it.
+    const places = (c) => (numeric && typeof where(c) !== "number" ? factor.ticks : [where(c)]).map((x) => [c, x]);
     const traces = [];
     const rows = [];
     // Lines a little apart, so that one interval does not hide another.
@@ -210,30 +212,34 @@ function axisPlot() {
     names.forEach((name, k) => {
       if (!on.has(k)) return;
       const { colour, dash, marker } = style(k);
-      const members = groups.get(name).filter((c) => report.statistics[metric][c].n);
-      if (numeric) members.sort((a, b) => where(a) - where(b));
-      const found = members.map((c) => report.statistics[metric][c]);
+      const done = groups.get(name).filter((c) => report.statistics[metric][c].n);
+      const members = done.flatMap(places);
+      if (numeric) members.sort((a, b) => a[1] - b[1]);
+      const found = members.map(([c]) => report.statistics[metric][c]);
       const at = report.metrics.indexOf(metric);
-      const dots = members.flatMap((c) => report.conditions[c].runs.map((r) => [c, report.runs[r]]))
-        .filter(([, run]) => run.values[at] !== null);
+      const dots = members.flatMap(([c, x]) => report.conditions[c].runs.map((r) => [c, x, report.runs[r]]))
+        .filter(([, , run]) => run.values[at] !== null);
       const group = { offsetgroup: String(k), showlegend: false };
       traces.push({
-        ...group, x: dots.map(([c]) => apart(where(c), k)), y: dots.map(([, run]) => run.values[at]), mode: "markers",
+        ...group, x: dots.map(([, x]) => apart(x, k)), y: dots.map(([, , run]) => run.values[at]), mode: "markers",
         marker: { color: translucent(colour, 0.45), size: 5, symbol: marker }, hoverinfo: "text",
-        text: dots.map(([c, run]) => `${plain(report.conditions[c].label)}<br>seed ${run.seed}: ${run.values[at]}`),
+        text: dots.map(([c, , run]) => `${plain(report.conditions[c].label)}<br>seed ${run.seed}: ${run.values[at]}`),
       });
       traces.push({
-        ...group, x: members.map((c) => apart(where(c), k)), y: found.map((one) => one.mean), mode: numeric ? "lines+markers" : "markers",
+        ...group, x: members.map(([, x]) => apart(x, k)), y: found.map((one) => one.mean), mode: numeric ? "lines+markers" : "markers",
         line: { color: colour, dash, width: 2 }, marker: { color: colour, size: 10, symbol: marker }, hoverinfo: "text",
         error_y: {
           type: "data", symmetric: false, color: colour, thickness: 1.5, width: 5,
           array: found.map((one) => (one.high === null ? 0 : one.high - one.mean)),
           arrayminus: found.map((one) => (one.low === null ? 0 : one.mean - one.low)),
         },
-        text: found.map((one, m) => `${plain(report.conditions[members[m]].label)}<br>${plain(metric)}: ${one.mean.toPrecision(5)}` +
+        text: found.map((one, m) => `${plain(report.conditions[members[m][0]].label)}<br>${plain(metric)}: ${one.mean.toPrecision(5)}` +
           (one.low === null ? "" : `<br>[${one.low.toPrecision(5)}, ${one.high.toPrecision(5)}]`) + `<br>n = ${one.n}`),
       });
-      found.forEach((one, m) => rows.push([report.conditions[members[m]].label, one.mean, one.low, one.high, one.n]));
+      for (const c of done) {
+        const one = report.statistics[metric][c];
+        rows.push([report.conditions[c].label, one.mean, one.low, one.high, one.n]);
+      }
     });
     const title = axis < 0 ? "" : plain(factor.name);
     const few = numeric && factor.ticks.length <= 10;

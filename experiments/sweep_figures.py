@@ -50,7 +50,8 @@ def write(
     names = []
     short = report_data.short_names(sweep.factors)
     losses = [name for name in sweep.metrics if name.endswith("/loss")]
-    for metric in dict.fromkeys(sweep.metrics[:1] + losses[:1]):
+    early = [name for name in sweep.metrics if "@" in name]  # at a step on the way
+    for metric in dict.fromkeys(sweep.metrics[:1] + early[:1] + losses[:1]):
         names.append(f"{_file_name(metric)}_by_condition")
         by_condition(folder / names[-1], sweep, metric, compared[metric])
         for axis, field in enumerate(short):
@@ -112,21 +113,23 @@ def _dot(axes: Axes, one: Comparison, row: float) -> None:
 
 
 def by_axis(path: Path, sweep: Sweep, metric: str, found: Sequence[Comparison], axis: int) -> None:
-    """The metric against one numeric field, a line for each combination of the other fields."""
+    """The metric against one numeric field, a line for each combination of the other fields; what
+    has no number there lies across the whole axis."""
     others: dict[str, list[int]] = {}
     for condition, values in enumerate(sweep.values):
         rest = _label([value for k, value in enumerate(values) if k != axis])
         others.setdefault(rest, []).append(condition)
-    ticks = sorted({values[axis] for values in sweep.values})
+    ticks = sorted({values[axis] for values in sweep.values} - {None})
     logarithmic = report_data.logarithmic(ticks)
     with matplotlib.rc_context(STYLE):
         figure, axes = _figure(2.4 + _legend_height(len(others)))
         for number, (label, conditions) in enumerate(list(others.items())[: len(LINES)]):
             conditions = [c for c in conditions if found[c].mean is not None]
-            conditions.sort(key=lambda c: sweep.values[c][axis])
-            x = np.array([sweep.values[c][axis] for c in conditions], float)
-            y = np.array([found[c].mean for c in conditions], float)
-            ends = np.array([[found[c].low, found[c].high] for c in conditions], float)
+            places = [(x, c) for c in conditions for x in _places(sweep.values[c][axis], ticks)]
+            places.sort()
+            x = np.array([x for x, _ in places], float)
+            y = np.array([found[c].mean for _, c in places], float)
+            ends = np.array([[found[c].low, found[c].high] for _, c in places], float)
             ends = ends.reshape(len(x), 2)  # NaN: no interval
             colour, marker = LINES[number]
             spread = number - (min(len(others), len(LINES)) - 1) / 2  # apart, so as to be seen
@@ -151,6 +154,10 @@ def by_axis(path: Path, sweep: Sweep, metric: str, found: Sequence[Comparison], 
             for c in conditions
         ]  # fmt: skip
         _save(figure, path, rows)
+
+
+def _places(value: Any, ticks: list[Any]) -> list[Any]:
+    return ticks if value is None else [value]
 
 
 def learning_curves(path: Path, sweep: Sweep, curves: Mapping[str, Sequence[Series]]) -> None:
