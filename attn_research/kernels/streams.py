@@ -77,7 +77,8 @@ class Softmax:
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Weights, d logits, d normalizer."""
         top, log = kept
-        weights = jnp.exp(logits - one.by_row(top) - one.by_row(log))
+        # At most 0, but for rounding: of logits of 1e19, computed in two ways, that is 1e12.
+        weights = jnp.exp(jnp.minimum(logits - one.by_row(top) - one.by_row(log), 0))
         d_logits = weights * (d_weights - one.by_row(delta))
         if visible is not None:
             weights, d_logits = (jnp.where(visible, x, 0) for x in (weights, d_logits))
