@@ -49,11 +49,17 @@ class Sweep:
     metrics: list[str]  # of result.json, the numbers
 
     @property
+    def short(self) -> list[str]:
+        """The factors' names, no longer than need be."""
+        return list(runs.short_names(self.factors).values())
+
+    @property
     def labels(self) -> list[str]:
         """A condition in words, `score=additive, dim=64`."""
-        short = short_names(self.factors)
         return [
-            ", ".join(f"{name}={shown(value)}" for name, value in zip(short, values, strict=True))
+            ", ".join(
+                f"{name}={shown(value)}" for name, value in zip(self.short, values, strict=True)
+            )
             or self.points[0].path.parent.name
             for values in self.values
         ]
@@ -92,27 +98,6 @@ def group(points: Sequence[Point], table: Sequence[summary.Row]) -> Sweep:
     metrics = [name for name in PREFERRED if name in there]
     metrics += [name for name in there if name not in metrics]
     return Sweep(points, table, factors, values, members, metrics)
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """The last parts of the fields' names, as few as tell them apart.
-
-    >>> short_names(["model.attention.score", "optim.learning_rate"])
-    ['score', 'learning_rate']
-    >>> short_names(["task.max_length", "decode.max_length", "seed"])
-    ['task.max_length', 'decode.max_length', 'seed']
-    """
-
-    def last(name: str, parts: int) -> str:
-        return ".".join(name.split(".")[-parts:])
-
-    out = []
-    for name in names:
-        parts = 1
-        while sum(last(name, parts) == last(other, parts) for other in names) > 1:
-            parts += 1
-        out.append(last(name, parts))
-    return out
 
 
 def shown(value: Any) -> Any:

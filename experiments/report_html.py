@@ -194,7 +194,7 @@ def _data(
 ) -> dict[str, Any]:
     """What the scripts read."""
     columns = list(zip(*sweep.values, strict=True)) if sweep.factors else []
-    short = report_data.short_names(sweep.factors)
+    short = sweep.short
     factors: list[dict[str, Any]] = []
     for name, brief, values in zip(sweep.factors, short, columns, strict=True):
         is_number = report_data.numeric(values)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from experiments.report_data import Sweep, short_names, shown
+from experiments.report_data import Sweep, shown
 from experiments.statistics import Comparison
 
 # Of result.json: how well, how fast (exact match at a step), how sharply it attends.
@@ -13,7 +13,7 @@ def table(sweep: Sweep, compared: Mapping[str, Sequence[Comparison]]) -> str:
     """A row a condition: its factors, n, and of each metric mean and 95 % interval over seeds."""
     metrics = [name for name in sweep.metrics if any(part in name for part in _SHOWN)]
     metrics = metrics or sweep.metrics[:4]
-    rows = [[*short_names(sweep.factors), "n", *metrics]]
+    rows = [[*sweep.short, "n", *metrics]]
     rows.append(["---"] * len(rows[0]))
     for index, values in enumerate(sweep.values):
         found = [compared[metric][index] for metric in metrics]

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,29 @@ def changes(default: Any, config: Any) -> dict[str, Any]:
 def directory(workdir: Path, name: str, variant: str, changed: dict[str, Any], config: Any) -> Path:
     """The run's own directory: its name says what was changed on the command line, its hash all
     that makes the result, `config` being resolved."""
-    parts = ([variant] if variant else []) + [f"{field}={changed[field]}" for field in changed]
+    short = short_names(list(fields(config)))
+    parts = ([variant] if variant else []) + [f"{short[name]}={changed[name]}" for name in changed]
     run = re.sub(r"[^A-Za-z0-9.,=_+-]", "_", ",".join(parts) or "default")[:100]
     return workdir / name / f"{run}-{digest(config)}"
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """The last parts of the fields' names, as few as tell them apart.
+
+    >>> list(short_names(["model.attention.score", "task.length", "decode.length"]).values())
+    ['score', 'task.length', 'decode.length']
+    """
+
+    def last(name: str, parts: int) -> str:
+        return ".".join(name.split(".")[-parts:])
+
+    short = {}
+    for name in names:
+        parts = 1
+        while sum(last(name, parts) == last(other, parts) for other in names) > 1:
+            parts += 1
+        short[name] = last(name, parts)
+    return short
 
 
 def digest(config: Any) -> str:

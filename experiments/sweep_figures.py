@@ -48,7 +48,7 @@ def write(
 ) -> list[str]:
     """Draws what there is to draw; the names of the figures."""
     names = []
-    short = report_data.short_names(sweep.factors)
+    short = sweep.short
     losses = [name for name in sweep.metrics if name.endswith("/loss")]
     early = [name for name in sweep.metrics if "@" in name]  # at a step on the way
     for metric in dict.fromkeys(sweep.metrics[:1] + early[:1] + losses[:1]):
@@ -94,7 +94,7 @@ def by_condition(path: Path, sweep: Sweep, metric: str, found: Sequence[Comparis
         axes.set_ylim(shown - 0.4, -0.6)
         axes.set_xlabel(figures.readable(metric, 60), parse_math=False)
         axes.grid(axis="x", color="#dddddd", linewidth=0.5)
-        title = " · ".join(report_data.short_names(sweep.factors))
+        title = " · ".join(sweep.short)
         if shown < len(found):
             title += f" (the first {shown} of {len(found)})"
         figure.suptitle(figures.readable(title, 70), fontsize=8, x=0.02, ha="left")
@@ -145,8 +145,8 @@ def by_axis(path: Path, sweep: Sweep, metric: str, found: Sequence[Comparison], 
         axes.set_xlabel(sweep.factors[axis])
         axes.set_ylabel(figures.readable(metric, 40), parse_math=False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.5)
-        rest_names = [name for k, name in enumerate(sweep.factors) if k != axis]
-        _legend(figure, " · ".join(report_data.short_names(rest_names)), len(others))
+        rest_names = [name for k, name in enumerate(sweep.short) if k != axis]
+        _legend(figure, " · ".join(rest_names), len(others))
         rows = [
             _row(sweep, c) | {"n": found[c].n, "mean": found[c].mean}
             | {"low": found[c].low, "high": found[c].high}
@@ -184,7 +184,7 @@ def learning_curves(path: Path, sweep: Sweep, curves: Mapping[str, Sequence[Seri
             axes.grid(axis="y", color="#dddddd", linewidth=0.5)
             axes.spines[["top", "right"]].set_visible(False)
         panels[-1].set_xlabel("step")
-        _legend(figure, " · ".join(report_data.short_names(sweep.factors)), count)
+        _legend(figure, " · ".join(sweep.short), count)
         rows = [
             {"curve": name}
             | _row(sweep, one["condition"])

@@ -1,4 +1,4 @@
-"""By blocks the gradient computes logits again, in another order than they were computed in first."""
+"""By blocks the gradient computes logits again, in another order than they were computed in."""
 
 import jax
 import jax.numpy as jnp
