@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
         workdir = Path(_WORKDIR.value)
         points = sweep.points(module, file, variant, _CONFIG.value, workdir, experiment)
         if _DRY_RUN.value:
-            runs.log(sweeping.dry_run(points, experiment))
+            runs.log(sweeping.dry_run(points, experiment, _RETRY_FAILED.value))
         elif _MODE.value == "report":
             sweeping.report(points, _WANDB.value)
         else:
@@ -89,5 +89,7 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     try:
         app.run(main, flags_parser=command_line.parse)
-    except UserError as error:
+    except (UserError, runs.Stopped) as error:
         sys.exit(f"launch.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("launch.py: stopped by SIGINT")

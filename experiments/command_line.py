@@ -32,6 +32,8 @@ def parse(argv: list[str]) -> list[str]:
         ) from None
     except flags.Error as error:
         raise UserError(" ".join(str(error).split())) from None
+    if not flags.FLAGS["workdir"].value:
+        raise UserError("--workdir= is empty; name a directory")
     if not flags.FLAGS["config"].value:
         raise UserError(f"--config is missing; there are {', '.join(_config_files())}")
     if rest[1:]:
@@ -71,7 +73,14 @@ def experiment(name: str) -> ModuleType:
 
 def load_config(file: str, variant: str) -> Any:
     """What the config file's get_config gives for this variant."""
-    return load_module(file).get_config(variant)
+    module = load_module(file)
+    try:
+        return module.get_config(variant)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"get_config({variant!r}) of {file}: {reason}") from None
 
 
 def load_module(file: str) -> ModuleType:

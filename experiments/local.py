@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,12 +78,19 @@ def _ended(group: list[Point], experiment: Any, retry_failed: bool, tried: set[P
         return state != "done"
 
     todo = [point for point in group if wanted(point)]
+    # What is tried again would set back the others of a group that goes on.
+    todo.sort(key=lambda point: summary.state(point.path) in ("failed", "diverged"))
+    again = sum(summary.state(point.path) in ("failed", "diverged") for point in todo)
     together = len(todo) > 1 and hasattr(experiment, "prepare") and _population().vmaps()
     size = MEMBERS * _population().devices() if together else 1
     prepare = functools.cache(lambda: experiment.prepare(todo[0].config, _logger(todo[:1])))
     ended = True
-    for start in range(0, len(todo), size):
-        part = todo[start : start + size]
+    parts = [
+        some[start : start + size]
+        for some in (todo[: len(todo) - again], todo[len(todo) - again :])
+        for start in range(0, len(some), size)
+    ]
+    for part in parts:
         try:
             with contextlib.ExitStack() as locks:
                 for point in part:
@@ -115,8 +123,10 @@ def _run(part: list[Point], experiment: Any, prepare: Any) -> None:
             prepared = {"prepared": prepare()} if hasattr(experiment, "prepare") else {}
             outcomes = [experiment.run(part[0].config, part[0].path, log, **prepared)]
     except BaseException as error:
-        for point in part:
-            runs.fail(point.path, error)
+        with contextlib.suppress(OSError):  # the disk is full, say
+            for point in part:
+                if runs.status(point.path) == "running":
+                    runs.fail(point.path, error)
         if not isinstance(error, Exception):
             raise
     for point, outcome in zip(part, outcomes, strict=False):
@@ -174,8 +184,16 @@ def _child(
     cores = sorted(os.sched_getaffinity(0))
     share = cores[number * len(cores) // count : (number + 1) * len(cores) // count]
     os.sched_setaffinity(0, share or cores)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(runs.Stopped):
         work(points, importlib.import_module(experiment), retry_failed)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _own_device(number: int) -> str:

@@ -35,11 +35,12 @@ def devices() -> int:
     return jax.local_device_count()
 
 
-def member_step(step: Any, members: int) -> Any:
-    """`step` (state, batch, key, numbers) over a leading axis of `members` in all of them, split
-    over as many devices as divide it, jitted."""
-    split_by = max(n for n in range(1, devices() + 1) if members % n == 0)
-    mesh = jax.make_mesh((split_by,), ("member",), axis_types=(AxisType.Auto,))
+def member_step(step: Any, used: int) -> Any:
+    """`step` (state, batch, key, numbers) over a leading axis of members in all of them, split over
+    the first `used` devices, jitted."""
+    mesh = jax.make_mesh(
+        (used,), ("member",), axis_types=(AxisType.Auto,), devices=jax.local_devices()[:used]
+    )
 
     def of_device(*members: Any) -> Any:
         if jax.default_backend() == "cpu":
@@ -75,6 +76,7 @@ class Member:
             yield
         except Exception as error:
             self.outcome = error
+            runs.fail(self.path, error)  # at once: others may be killed before they end
 
 
 def run(
@@ -93,7 +95,7 @@ def run(
             common = {step for step in common if step <= min(at)}
             states = [m.record.restore(m.first, common) for m in members]
         with train.asked_to_stop(log) as stop:
-            _loop(members, _stacked(states), prepared, stop, log)
+            _loop(members, jax.device_get(states), prepared, stop, log)
         for member in members:
             if member.outcome is None:
                 with member.surviving():
@@ -114,18 +116,22 @@ def run(
 
 
 def _loop(
-    members: list[Member], states: TrainState, prepared: Programs, stop: Any, log: Log
+    members: list[Member], first: list[TrainState], prepared: Programs, stop: Any, log: Log
 ) -> None:
-    """The steps that are left, of all together."""
+    """The steps that are left, of all together, each from its state in `first`."""
     config = members[0].config  # what is read of it here is the same in all
-    steps, first = config.train.steps, int(states.step[0])
-    step_fn = member_step(train.make_step(prepared.model, config), len(members))
-    keys = jnp.stack([m.key for m in members])
-    numbers = _stacked([m.numbers for m in members])
+    steps = config.train.steps
+    used = min(devices(), len(members))
+    step_fn = member_step(train.make_step(prepared.model, config), used)
+    # As many rows on each device: the last member fills up what is left, and is not looked at.
+    rows = [*range(len(members)), *[len(members) - 1] * (-len(members) % used)]
+    states = _stacked([first[i] for i in rows])
+    keys = jnp.stack([members[i].key for i in rows])
+    numbers = _stacked([members[i].numbers for i in rows])
     compiled: dict[Any, Any] = {}
-    for step in range(first, steps):
+    for step in range(int(first[0].step), steps):
         done, own = step + 1, [m.data[step] for m in members]
-        batch = _common(own)
+        batch = _common([own[i] for i in rows])
         shape = programs.shape_of(batch)
         if shape not in compiled:
             jax.block_until_ready(states)

@@ -63,7 +63,7 @@ def _lines(points: Sequence[Point], ended: set[Path], stop: threading.Event) -> 
                 continue
             ended.add(point.path)
             left = seconds_left(len(points), len(ended), before, time.monotonic() - start)
-            why = f" ({runs.reason(point.path)})" if status != "done" else ""
+            why = f" ({runs.reason(point.path)[:100]})" if status != "done" else ""
             tail = f"; {clock(left)} left" if len(ended) < len(points) else ""
             runs.log(f"{len(ended)}/{len(points)} {status}: {point.path.name}{why}{tail}")
 

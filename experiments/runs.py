@@ -30,6 +30,7 @@ from experiments.errors import UserError
 
 # Fields that say where or how often, and leave parameters and results as they are.
 NOT_RESULT = ("task.data_dir",)
+STATUSES = ("running", "done", "failed", "diverged", "stopped")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "sacrebleu")
 
 
@@ -124,20 +125,23 @@ def busy(path: Path) -> bool:
     try:
         with locked(path):
             return False
-    except FileNotFoundError:
-        return False
     except Busy:
         return True
+    except OSError:
+        return False
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes the file whole or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -158,9 +162,14 @@ def set_status(path: Path, status: str) -> None:
 
 
 def status(path: Path) -> str:
-    """'' for a run that never began."""
-    file = path / "STATUS"
-    return file.read_text().strip() if file.exists() else ""
+    """'' for a run that never began; what is no status stands for a run that was stopped."""
+    try:
+        found = (path / "STATUS").read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        found = ""
+    return found if found in STATUSES else "stopped"
 
 
 def describe(path: Path, config: Any) -> None:
@@ -197,8 +206,11 @@ def _git(*arguments: str) -> str | None:
 
 
 def log(line: str) -> None:
-    """A line for whoever is watching."""
-    print(line, flush=True)
+    """A line for whoever is watching; nobody need be."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def execute(run: Callable[..., dict[str, Any]], config: Any, path: Path) -> None:
@@ -226,7 +238,16 @@ def execute(run: Callable[..., dict[str, Any]], config: Any, path: Path) -> None
 
 
 def done(path: Path) -> bool:
-    return status(path) == "done" and (path / "result.json").exists()
+    return status(path) == "done" and bool(result(path))
+
+
+def result(path: Path) -> dict[str, Any]:
+    """The run's result.json; empty where there is none that can be read."""
+    try:
+        found = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def begin(path: Path, config: Any) -> None:
@@ -259,25 +280,49 @@ def fail(path: Path, error: BaseException) -> None:
 
 def reason(path: Path) -> str:
     """Why a run failed or diverged, in a line; '' for others."""
-    file = path / "error.txt"
-    return file.read_text(encoding="utf-8").partition("\n")[0] if file.exists() else ""
+    try:
+        text = (path / "error.txt").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return text.partition("\n")[0]
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[None]:
     """Within it SIGTERM and Ctrl-C raise Stopped (the training loop has a gentler way)."""
+    came: list[int] = []
 
     def stop(number: int, frame: Any) -> None:
-        raise Stopped(f"stopped by {signal.Signals(number).name}")
+        if number != signal.SIGALRM:
+            came.append(number)
+        if _drops_exceptions(frame):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)  # SIGALRM: a little later
+            return
+        raise Stopped(f"stopped by {signal.Signals(came[0] if came else number).name}")
 
-    with handling(stop):
-        yield
+    with handling(stop, (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)):
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _drops_exceptions(frame: Any) -> bool:
+    """Whether Python is in a callback whose exceptions it prints and forgets."""
+    while frame is not None:
+        if frame.f_code.co_name in ("_xla_gc_callback", "__del__"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager
-def handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Within it `handler` gets SIGTERM and SIGINT."""
-    old = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+def handling(
+    handler: Callable[[int, Any], None],
+    numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT),
+) -> Iterator[None]:
+    """Within it `handler` gets these signals."""
+    old = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

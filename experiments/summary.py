@@ -1,9 +1,7 @@
 """The runs of a sweep as a table: one row a run, read from the run directories at any time."""
 
-import contextlib
 import csv
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ def rows(points: Sequence[Point]) -> list[Row]:
         row: Row = {"run": point.path.name, "status": state(point.path)}
         row["reason"] = runs.reason(point.path)
         row |= {name: flat[name] for name in names}
-        found.append((row, result(point.path) if row["status"] == "done" else {}))
+        found.append((row, runs.result(point.path) if row["status"] == "done" else {}))
     columns = sorted({name for _, measured in found for name in measured})
     return [row | {name: measured.get(name) for name in columns} for row, measured in found]
 
@@ -45,13 +43,6 @@ def state(path: Path) -> str:
     if status == "running" and not runs.busy(path):
         return "stopped"
     return "stopped" if status == "done" and not runs.done(path) else status
-
-
-def result(path: Path) -> dict[str, Any]:
-    """The run's result.json; empty where there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((path / "result.json").read_text(encoding="utf-8"))
-    return {}
 
 
 def write(path: Path, table: Sequence[Row]) -> None:

@@ -13,7 +13,7 @@ point says what the others are compared with; `seed` is what repeats a point.
 import dataclasses
 import itertools
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any
@@ -32,13 +32,15 @@ def seeds(count: int, first: int = 0) -> list[Overrides]:
     >>> seeds(2)
     [{'seed': 0}, {'seed': 1}]
     """
+    if not isinstance(count, int) or not isinstance(first, int):
+        raise UserError(f"seeds({count!r}, {first!r}) takes whole numbers")
     return [{"seed": seed} for seed in range(first, first + count)]
 
 
 def product(*sweeps: Sweep) -> list[Overrides]:
     """Every combination; the last varies fastest.
 
-    >>> product({"a": [1, 2], "b": "xy"})
+    >>> product({"a": [1, 2], "b": ["x", "y"]})
     [{'a': 1, 'b': 'x'}, {'a': 1, 'b': 'y'}, {'a': 2, 'b': 'x'}, {'a': 2, 'b': 'y'}]
     >>> product({"a": [1, 2]}, seeds(1))
     [{'a': 1, 'seed': 0}, {'a': 2, 'seed': 0}]
@@ -49,7 +51,7 @@ def product(*sweeps: Sweep) -> list[Overrides]:
 def zip_(*sweeps: Sweep) -> list[Overrides]:
     """First with first, second with second; all have one length.
 
-    >>> zip_({"a": [1, 2], "b": "xy"})
+    >>> zip_({"a": [1, 2], "b": ["x", "y"]})
     [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]
     """
     parts = _parts(sweeps)
@@ -62,7 +64,7 @@ def zip_(*sweeps: Sweep) -> list[Overrides]:
 def chain(*sweeps: Sweep) -> list[Overrides]:
     """One after the other.
 
-    >>> chain({"a": [1], "b": "x"}, seeds(1))
+    >>> chain({"a": [1], "b": ["x"]}, seeds(1))
     [{'a': 1}, {'b': 'x'}, {'seed': 0}]
     """
     return list(itertools.chain(*_parts(sweeps)))
@@ -83,10 +85,29 @@ def _parts(sweeps: Iterable[Sweep]) -> list[list[Overrides]]:
     parts: list[list[Overrides]] = []
     for sweep in sweeps:
         if isinstance(sweep, Mapping):
-            parts += [[{field: value} for value in values] for field, values in sweep.items()]
+            parts += [[{field: one} for one in _values(field, v)] for field, v in sweep.items()]
         else:
-            parts.append(list(sweep))
+            parts.append(_overrides(sweep))
     return parts
+
+
+def _values(field: str, values: Any) -> list[Any]:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+        raise UserError(f"{field}: a sweep takes a list of values, [{values!r}, ...]")
+    return list(values)
+
+
+def _overrides(found: Any) -> list[Overrides]:
+    """A list of overrides; UserError for anything else."""
+    if not isinstance(found, str | bytes | Mapping) and isinstance(found, Iterable):
+        found = list(found)
+        if all(isinstance(one, dict) and all(isinstance(k, str) for k in one) for one in found):
+            return found
+    raise UserError(
+        f'{found!r:.80} is no list of overrides, [{{"field": value}}, ...]; product({{"field": '
+        "[value, ...]}) makes one"
+    )
 
 
 def _merged(parts: Iterable[Overrides]) -> Overrides:
@@ -118,7 +139,13 @@ def points(
     default = module.get_config(variant)
     given = {name for name, value in fields(base).items() if value != fields(default)[name]}
     found: dict[Path, Point] = {}
-    overrides = list(module.sweep(variant))
+    try:
+        overrides = _overrides(module.sweep(variant))
+    except UserError as error:
+        raise UserError(f"sweep({variant!r}) of {file}: {error}") from None
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"sweep({variant!r}) of {file}: {reason}") from None
     for number, override in enumerate(overrides, start=1):
         try:
             twice = sorted(given & override.keys())
@@ -133,6 +160,8 @@ def points(
         found.setdefault(path, Point(config, path))
     if not found:
         raise UserError(f"--sweep: sweep({variant!r}) of {file} has no points")
+    if len(found) < len(overrides):
+        runs.log(f"{len(overrides) - len(found)} of {len(overrides)} points repeat others")
     return list(found.values())
 
 
@@ -143,6 +172,10 @@ def with_overrides(config: Any, override: Overrides) -> Any:
     for name, value in override.items():
         if name not in known:
             raise UserError(f"{name}: no such field{command_line.field_hint(name, list(known))}")
+        if name in runs.NOT_RESULT:
+            raise UserError(
+                f"{name} changes no result, so it cannot be swept; give it as --config.{name}"
+            )
         values[name] = _as_type(name, value, _annotation(config, name))
     return replaced(config, values)
 
@@ -159,6 +192,7 @@ def _annotation(config: Any, name: str) -> tuple[Any, ...]:
 def _as_type(name: str, value: Any, types: tuple[Any, ...]) -> Any:
     """The value as the command line would give it: an int in a float's place is a float, and a
     number in a word's place (a scale) is its word."""
+    value = value.item() if hasattr(value, "item") else value  # of NumPy
     if type(value) in types:
         return value
     if value is not None and not isinstance(value, bool):
@@ -167,7 +201,7 @@ def _as_type(name: str, value: Any, types: tuple[Any, ...]) -> Any:
         if str in types and isinstance(value, int | float):
             return str(value)
     words = " or ".join("None" if one is NoneType else one.__name__ for one in types)
-    raise UserError(f"{name}={value!r} is not of type {words}")
+    raise UserError(f"{name}={value!r} is of type {type(value).__name__}: it takes {words}")
 
 
 def varying(points: Sequence[Point]) -> list[str]:

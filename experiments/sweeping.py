@@ -52,9 +52,10 @@ def report(points: Sequence[Point], wandb: str) -> None:
     if not folder.exists():
         raise UserError(f"{folder} does not exist: nothing of this sweep has run")
     command = ["python", *(part for part in sys.argv if part != "--mode=report")]
-    report.write(folder, points, command, runs.log)
-    if wandb:
-        tracking.to_wandb(points, wandb, runs.log)
+    with runs.stopping():
+        report.write(folder, points, command, runs.log)
+        if wandb:
+            tracking.to_wandb(points, wandb, runs.log)
     runs.log(f"table: {folder / summary.FILE}\nreport: {folder / 'report.html'}")
 
 
@@ -77,15 +78,21 @@ def overview(points: Sequence[Point], experiment: Any) -> str:
     states = Counter(summary.state(point.path) for point in points)
     known = ", ".join(f"{n} {state}" for state, n in states.most_common() if state != "missing")
     sizes = [len(group) for group in local.groups(points, experiment)]
-    lines = [f"{len(points)} points in {points[0].path.parent}" + (f": {known}" if known else "")]
+    head = f"{_counted(len(points), 'point')} in {points[0].path.parent}"
+    lines = [head + (f": {known}" if known else "")]
     if max(sizes) > 1:
         shared = Counter(sizes)
         words = ", ".join(f"{n} of {size}" for size, n in sorted(shared.items(), reverse=True))
-        lines.append(f"{len(sizes)} compiled programs serve them (groups by size: {words})")
+        programs = _counted(len(sizes), "compiled program")
+        lines.append(f"{programs} for them all (groups by size: {words})")
     return "\n".join(lines)
 
 
-def dry_run(points: Sequence[Point], experiment: Any) -> str:
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
+
+
+def dry_run(points: Sequence[Point], experiment: Any, retry_failed: bool) -> str:
     """What `run` would do: a table of the points, steps, and the time once a point has run."""
     names = varying(points)
     group_of = {
@@ -105,7 +112,8 @@ def dry_run(points: Sequence[Point], experiment: Any) -> str:
         for row in table
     ]
     lines += ["", overview(points, experiment)]
-    left = [point for point in points if summary.state(point.path) != "done"]
+    ends = ("done",) if retry_failed else ("done", "failed", "diverged")
+    left = [point for point in points if summary.state(point.path) not in ends]
     if all("train.steps" in fields(point.config) for point in points):
         steps = [sum(p.config.train.steps for p in some) for some in (points, left)]
         lines.append(f"steps: {steps[0]:,} in all, {steps[1]:,} left")
@@ -121,5 +129,5 @@ def dry_run(points: Sequence[Point], experiment: Any) -> str:
 
 def _seconds(path: Path) -> float | None:
     """How long the run trained."""
-    value = summary.result(path).get("train/seconds")
+    value = runs.result(path).get("train/seconds")
     return float(value) if isinstance(value, int | float) else None

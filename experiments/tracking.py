@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import runs, summary
+from experiments import runs
 from experiments.config import fields
 from experiments.errors import UserError
 from experiments.sweep import Point
@@ -51,6 +51,6 @@ def to_wandb(points: Sequence[Point], project: str, log: Any) -> None:
         )
         for row in runs.read_metrics(point.path):
             run.log({k: v for k, v in row.items() if k != "step"}, step=int(row["step"]))
-        run.summary.update(summary.result(point.path))
+        run.summary.update(runs.result(point.path))
         run.finish()
     log(f"{len(done)} runs are in the W&B project {project}")

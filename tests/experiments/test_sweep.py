@@ -4,6 +4,7 @@ import itertools
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments import local, sweep, sweeping, train
@@ -20,7 +21,7 @@ def points(overrides, base=None, default=None):
 
 
 def test_product_is_every_combination_once():
-    found = product({"a": range(3), "b": "xy"}, seeds(2))
+    found = product({"a": range(3), "b": ["x", "y"]}, seeds(2))
     want = itertools.product(range(3), "xy", range(2))
     assert [tuple(one.values()) for one in found] == list(want)
     assert [*found[0]] == ["a", "b", "seed"]
@@ -59,9 +60,9 @@ def test_equal_points_are_one():
     ("override", "words"),
     [
         ({"model.atention.score": "dot"}, "did you mean 'model.attention.score'"),
-        ({"seed": "one"}, "not of type int"),
-        ({"seed": True}, "not of type int"),
-        ({"task.max_number": 0.5}, "not of type int or None"),
+        ({"seed": "one"}, "it takes int"),
+        ({"seed": True}, "it takes int"),
+        ({"task.max_number": 0.5}, "it takes int or None"),
         ({"model.attention.score": "dott"}, "did you mean 'dot'"),
         ({"model.attention.dim": 8, "model.attention.score": "dot"}, "projected_dot"),
         ({"train.batch_size": 0}, "train.batch_size=0"),
@@ -72,6 +73,47 @@ def test_a_point_that_cannot_run_is_named(override, words):
         points([{"seed": 3}, override])
     assert words in str(error.value) and "point 2 of 2" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: product({"a": "additive"}),
+            "a: a sweep takes a list of values, ['additive', ...]",
+        ),
+        (lambda: product({"a": 8}), "a: a sweep takes a list of values, [8, ...]"),
+        (lambda: product({"a": {1, 2}}), "a: a sweep takes a list"),
+        (lambda: chain(["dot"]), "no list of overrides"),
+        (lambda: chain([{3: 4}]), "no list of overrides"),
+        (lambda: seeds("3"), "whole numbers"),
+        (lambda: points({"seed": [1, 2]}), "product("),
+        (lambda: points(None), "None is no list of overrides"),
+        (lambda: points([{"task.data_dir": "/x"}]), "cannot be swept"),
+        (lambda: points([]), "has no points"),
+    ],
+)
+def test_mistakes_in_a_sweep_are_one_line(make, words):
+    with pytest.raises(UserError) as error:
+        make()
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_a_sweep_raises_is_one_line(monkeypatch):
+    def broken(variant):
+        raise KeyError("scores")
+
+    module = types.SimpleNamespace(get_config=lambda variant: Config(), sweep=broken)
+    with pytest.raises(UserError, match=r"sweep\('quick'\) of x.py: KeyError: 'scores'"):
+        sweep.points(module, "x.py", "quick", Config(), Path("runs"), train)
+
+
+def test_values_of_numpy_are_numbers():
+    found = points(product({"optim.learning_rate": np.array([0.5, 0.25]), "seed": np.arange(2)}))
+    assert [point.config.optim.learning_rate for point in found] == [0.5, 0.5, 0.25, 0.25]
+    assert all(type(point.config.seed) is int for point in found)
+    (one,) = points([{"optim.learning_rate": np.float32(0.5)}])
+    assert type(one.config.optim.learning_rate) is float
 
 
 def test_what_the_command_line_sets_holds_and_is_not_set_twice():
@@ -96,7 +138,7 @@ def test_what_can_be_traced_makes_groups():
 
 
 def test_a_dry_run_shows_what_differs(tmp_path):
-    text = sweeping.dry_run(points(product({"train.steps": [10, 20]}, seeds(2))), train)
+    text = sweeping.dry_run(points(product({"train.steps": [10, 20]}, seeds(2))), train, False)
     head, *rows = text.splitlines()
     assert head.split() == ["point", "group", "seed", "train.steps", "status"]
     assert rows[3].split() == ["4", "2", "1", "20", "missing"]

@@ -2,6 +2,7 @@
 
 import csv
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -35,6 +36,8 @@ def sweep(variant=""):
         return product({score: ["additive", "general"]}, seeds(2))
     if variant == "impossible":
         return chain(seeds(2), {"model.hidden_size": [-1]})
+    if variant == "three":
+        return product({"optim.learning_rate": [0.01, 1e38, 0.02]})
     if variant == "diverging":
         return product({"optim.learning_rate": [0.01, 1e38]}, seeds(2))
     return product({scale: ["none", 0.5]}, seeds(2))
@@ -89,7 +92,7 @@ def test_a_sweep_ends_in_a_table_and_a_report(undisturbed):
     assert [(row["model.attention.scale"], row["seed"]) for row in table] == [
         (scale, seed) for scale in ("none", "0.5") for seed in "01"
     ]
-    assert "1 compiled programs" in out and "4/4 done" in out
+    assert "1 compiled program for" in out and "4/4 done" in out
     assert "summary.csv" in out and "report.html" in out
     for path in directories(tmp):
         assert runs.done(path) and (path / "log.txt").exists() and list((path / "tb").iterdir())
@@ -158,12 +161,41 @@ def test_members_on_devices_equal_single_runs_and_end_one_by_one(tmp_path):
         assert (began[path] == again[path]) == runs.done(path)
 
 
-def test_a_killed_group_goes_on_together(undisturbed, tmp_path):
-    _, tmp, _ = undisturbed
-    env = environment(tmp_path, devices=2)
-    kill_and_resume(command(tmp_path), env, times=1, least=6)
-    for a, b in zip(timeless(tmp), timeless(tmp_path), strict=True):
-        np.testing.assert_allclose(float(a["test/loss"]), float(b["test/loss"]), rtol=1e-4)
+def test_a_stopped_group_goes_on_together_without_those_that_diverged(tmp_path):
+    """Three members on two devices, stopped after the one in the middle diverged."""
+    env, arguments = environment(tmp_path, devices=2), command(tmp_path, "three")
+    process = start(*arguments, env=env)
+    while not list((tmp_path / "tiny").glob("*/checkpoints/5/_CHECKPOINT_METADATA")):
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    status, out = launch(*arguments, env=env)
+    assert status == 1 and "1 of 3 points are not done" in out, out
+    assert [row["status"] for row in timeless(tmp_path)] == ["done", "diverged", "done"]
+    for path in directories(tmp_path):
+        if runs.done(path):
+            assert "goes on from step" in (path / "log.txt").read_text()
+    undisturbed = tmp_path / "undisturbed"
+    launch(*command(undisturbed, "three"), env=environment(tmp_path, devices=2))
+    assert timeless(undisturbed) == timeless(tmp_path)
+
+
+def test_damaged_run_directories_are_rows_and_run_again(undisturbed, tmp_path):
+    env, tmp, _ = undisturbed
+    shutil.copytree(tmp / "tiny", tmp_path / "tiny")
+    one, two, three, four = directories(tmp_path)
+    (one / "result.json").write_text('{"test/exact_match": 0.')
+    (two / "result.json").write_text("[1, 2]")
+    (three / "STATUS").write_bytes(b"\xff\xfe")
+    (four / "STATUS").write_text("doing")
+    (four / "error.txt").write_bytes(b"\xff")
+    for flag in ("--dry_run", "--mode=report"):
+        status, out = launch(*command(tmp_path), flag, env=env)
+        assert status == 0 and "Traceback" not in out, out
+    assert [row["status"] for row in timeless(tmp_path)] == ["stopped"] * 4
+    status, out = launch(*command(tmp_path), env=env)
+    assert status == 0 and timeless(tmp_path) == timeless(tmp), out
 
 
 def test_ctrl_c_ends_cleanly(undisturbed, tmp_path):
