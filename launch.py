@@ -7,6 +7,7 @@ report is written again from what is there; with --mode=translate the sentences 
 are translated by the model that the same command without it has trained.
 """
 
+import errno
 import importlib
 import sys
 from pathlib import Path
@@ -89,7 +90,9 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     try:
         app.run(main, flags_parser=command_line.parse)
-    except (UserError, runs.Stopped) as error:
-        sys.exit(f"launch.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit("launch.py: stopped by SIGINT")
+    except (UserError, runs.Stopped, KeyboardInterrupt) as error:
+        sys.exit(f"launch.py: {str(error) or 'stopped'}")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.exit(f"launch.py: {error}; the same command goes on when there is space")

@@ -110,11 +110,11 @@ def _population() -> Any:
 
 def _run(part: list[Point], experiment: Any, prepare: Any) -> None:
     """A run, or several as one program; all are locked. What fails is recorded; raises Stopped."""
-    for point in part:
-        runs.begin(point.path, point.config)
     log = _logger(part)
     outcomes: list[Any] = []
     try:
+        for point in part:
+            runs.begin(point.path, point.config)
         if len(part) > 1:
             outcomes = _population().run(
                 [point.config for point in part], [point.path for point in part], log, prepare()

@@ -4,7 +4,7 @@ On one CPU device they run in turn: a vmapped step was never faster there (per m
 in turn at 128 units and batch 128; 12.3 for 7.0 at 32 units and batch 64), and what is loaded and
 compiled once serves all. On an accelerator, or several devices, they are one program: the members
 are split over the devices, and vmapped on each. They go step by step together; each has its own
-data, metrics, checkpoints and end.
+data, metrics, checkpoints and end. The seconds that each is said to take are those of all.
 """
 
 import contextlib
