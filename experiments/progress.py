@@ -87,7 +87,8 @@ def _bar(points: Sequence[Point], ended: set[Path], stop: threading.Event) -> No
         running = [path for path, status in states.items() if status == "running"]
         running = [path for path in running if runs.busy(path)]
         for path in running[:_LINES]:
-            table.add_row(Text(path.name, overflow="ellipsis", no_wrap=True), Text(_last(path)))
+            line = (path.name, _last(path))
+            table.add_row(*(Text(part, overflow="ellipsis", no_wrap=True) for part in line))
         if len(running) > _LINES:
             table.add_row(Text(f"and {len(running) - _LINES} more"), Text(""))
         return table
