@@ -171,7 +171,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
         named = score in ar.SCORES
         params = ar.init_score(score, jax.random.key(0), 32, 32) if named else jnp.ones(32)
         short, long = (temporaries(functions.get(score, score), params, T) for T in (2048, 4096))
-        assert long <= 2 * short and long < 0.3 * 2 * 4096**2 * 4, score
+        assert long <= 2 * short + 2**14 and long < 0.3 * 2 * 4096**2 * 4, score
 
 
 def test_queries_and_keys_are_not_copied(small_blocks):
