@@ -8,8 +8,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_python_in_it_runs_and_gives_the_shapes_in_its_comments():
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    code, sweep = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     names: dict = {}
+    exec(sweep, names)
+    assert len(names["sweep"]()) == 2 * 2 * 3
     exec(code, names)
     claims = re.findall(r"^(\w+)\.shape  # (.+)$", code, flags=re.M)
     assert len(claims) >= 3

@@ -65,7 +65,7 @@ def test_statistics_are_of_what_the_runs_wrote(tmp_path, rng, no_figures):
         [6, 7, 8],
         [9, 10, 11],
     ]
-    losses = [summary.result(point.path).get("test/loss") for point in points]
+    losses = [runs.result(point.path).get("test/loss") for point in points]
     rows = [row for row in table(tmp_path / "fake/statistics.csv") if row["metric"] == "test/loss"]
     assert [row["n"] for row in rows] == ["3", "2", "3", "3"]
     assert [row["pairs"] for row in rows] == ["0", "2", "3", "3"]

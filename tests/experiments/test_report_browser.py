@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import report, summary, sweep
+from experiments import report, runs, sweep
 from tests.experiments import fake_sweep
 
 pytestmark = pytest.mark.browser
@@ -132,7 +132,7 @@ def test_metric_of_the_conditions_is_chosen(watch, made):
         == ["3 of 3", "2 of 3", "3 of 3", "2 of 3"] + ["3 of 3"] * 2
     )
     page.get_by_label("Metric").first.select_option("test/loss")
-    values = [summary.result(point.path)["test/loss"] for point in made[1][:3]]
+    values = [runs.result(point.path)["test/loss"] for point in made[1][:3]]
     (first, *_) = column(page, "#results-table", "mean")
     assert float(first) == pytest.approx(np.mean(values), abs=1e-3)
     assert column(page, "#results-table", "difference")[0] == "baseline"
