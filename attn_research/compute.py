@@ -4,6 +4,7 @@ What keeps masked positions from leaking, forward and backward, is ``hide.py``; 
 straight line, once with the whole weights in memory and once block by block.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -131,6 +132,8 @@ def _blocked(
     if choose.needs_count(options):
         seen = count.visible_keys(inputs.mask, inputs.bias, *inputs.shape[-2:])
     query, key, dim = _place(inputs, options, safe.query, safe.key, seen)
+    if callable(pairwise):  # a wrong shape is said of the whole, not of a block
+        jax.eval_shape(functools.partial(dense.logits, pairwise), pairwise_params, query, key)
     problem = layout.Problem(
         pairwise,
         pairwise_params,

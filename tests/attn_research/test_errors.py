@@ -128,3 +128,14 @@ def test_init_score():
 def test_options_are_keywords_only():
     with pytest.raises(TypeError):
         ar.attend(Q, K, V, "dot")
+
+
+def test_a_function_of_a_wrong_shape_is_told_so_by_blocks_too():
+    x = jnp.ones((700, 2, 4)), jnp.ones((900, 2, 4))
+    for implementation in (None, "blocked", "blocked_any_mode"):
+        with pytest.raises(ValueError, match=r"logits \[T, S\] = \[700, 900\] .* got \[900, 700\]"):
+            ar.attend(
+                *(x[0], x[1], x[1]),
+                score=lambda params, q, k: k @ q.T,
+                implementation=implementation,
+            )
