@@ -15,7 +15,7 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from experiments import allocator, command_line, runs, sweep, sweeping, tracking
+from experiments import allocator, command_line, runs, signals, sweep, sweeping, tracking
 from experiments.errors import UserError
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     try:
         app.run(main, flags_parser=command_line.parse)
-    except (UserError, runs.Stopped, KeyboardInterrupt) as error:
+    except (UserError, signals.Stopped, KeyboardInterrupt) as error:
         sys.exit(f"launch.py: {str(error) or 'stopped'}")
     except OSError as error:
         if error.errno != errno.ENOSPC:

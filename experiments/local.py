@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import allocator, runs, summary
+from experiments import allocator, runs, signals, summary
 from experiments.config import fields
 from experiments.errors import UserError
 from experiments.sweep import Point
@@ -44,7 +44,7 @@ def work(points: Sequence[Point], experiment: Any, retry_failed: bool) -> None:
     tried: set[Path] = set()
     left = groups(points, experiment)
     _keep_compiled(points[0].path.parent)
-    with runs.stopping():
+    with signals.stopping():
         while left:
             # First a program that no other process has compiled and works with.
             group = next((one for one in left if not any(runs.busy(p.path) for p in one)), left[0])
@@ -163,13 +163,13 @@ def work_in_processes(
             if child.is_alive() and child.pid:
                 os.kill(child.pid, signal.SIGTERM)
 
-    with runs.handling(forward):
+    with signals.handling(forward):
         for child in children:
             child.start()
         for child in children:
             child.join()
     if came:
-        raise runs.Stopped(f"stopped by {signal.Signals(came[0]).name}")
+        raise signals.Stopped(f"stopped by {signal.Signals(came[0]).name}")
     lost = [child.exitcode for child in children if child.exitcode]
     if lost:
         raise UserError(f"{len(lost)} of {count} processes ended early (exit status {lost[0]})")
@@ -185,7 +185,7 @@ def _child(
     share = cores[number * len(cores) // count : (number + 1) * len(cores) // count]
     os.sched_setaffinity(0, share or cores)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.suppress(runs.Stopped):
+    with contextlib.suppress(signals.Stopped):
         work(points, importlib.import_module(experiment), retry_failed)
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from experiments import batches, programs, runs, traced, train
+from experiments import batches, programs, runs, signals, traced, train
 from experiments.batches import Batch
 from experiments.config import Config
 from experiments.programs import Programs
@@ -160,7 +160,7 @@ def _loop(
         if asked:
             for member in members:
                 member.record.checkpoints.wait()
-            raise runs.Stopped(f"stopped by {asked}, saved at step {done} of {steps}")
+            raise signals.Stopped(f"stopped by {asked}, saved at step {done} of {steps}")
         if all(member.outcome is not None for member in members):
             return
     for member in members:

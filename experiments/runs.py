@@ -16,7 +16,6 @@ import math
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import signals
 from experiments.config import fields
 from experiments.errors import UserError
 
@@ -36,11 +36,6 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 
 class Diverged(Exception):
     """The loss stopped being a number; the message says at which step."""
-
-
-class Stopped(BaseException):
-    """SIGTERM or Ctrl-C came; the same command goes on from what is saved. No Exception, so that
-    nothing on the way takes it for a failure of its own."""
 
 
 def changes(default: Any, config: Any) -> dict[str, Any]:
@@ -224,11 +219,11 @@ def execute(run: Callable[..., dict[str, Any]], config: Any, path: Path) -> None
         log(f"run directory: {path}")
         begin(path, config)
         try:
-            with stopping():
+            with signals.stopping():
                 end(path, config, run(config, path, log))
         except BaseException as error:
             fail(path, error)
-            if isinstance(error, Stopped):
+            if isinstance(error, signals.Stopped):
                 log(f"{error}; the same command goes on from there")
                 return
             if isinstance(error, Diverged):
@@ -266,7 +261,7 @@ def end(path: Path, config: Any, result: dict[str, Any]) -> None:
 
 def fail(path: Path, error: BaseException) -> None:
     """The run ended otherwise: STATUS says how, error.txt why, in its first line."""
-    if isinstance(error, Stopped | KeyboardInterrupt):
+    if isinstance(error, signals.Stopped | KeyboardInterrupt):
         set_status(path, "stopped")
         return
     if isinstance(error, Diverged | UserError):
@@ -285,49 +280,6 @@ def reason(path: Path) -> str:
     except OSError:
         return ""
     return text.partition("\n")[0]
-
-
-@contextlib.contextmanager
-def stopping() -> Iterator[None]:
-    """Within it SIGTERM and Ctrl-C raise Stopped (the training loop has a gentler way)."""
-    came: list[int] = []
-
-    def stop(number: int, frame: Any) -> None:
-        if number != signal.SIGALRM:
-            came.append(number)
-        if _drops_exceptions(frame):
-            signal.setitimer(signal.ITIMER_REAL, 0.02)  # SIGALRM: a little later
-            return
-        raise Stopped(f"stopped by {signal.Signals(came[0] if came else number).name}")
-
-    with handling(stop, (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)):
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _drops_exceptions(frame: Any) -> bool:
-    """Whether Python is in a callback whose exceptions it prints and forgets."""
-    while frame is not None:
-        if frame.f_code.co_name in ("_xla_gc_callback", "__del__"):
-            return True
-        frame = frame.f_back
-    return False
-
-
-@contextlib.contextmanager
-def handling(
-    handler: Callable[[int, Any], None],
-    numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT),
-) -> Iterator[None]:
-    """Within it `handler` gets these signals."""
-    old = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, before in old.items():
-            signal.signal(number, before)
 
 
 class Metrics:

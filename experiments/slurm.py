@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import allocator, local, runs
+from experiments import allocator, local, runs, signals
 from experiments.errors import UserError
 from experiments.sweep import Point
 
@@ -51,11 +51,11 @@ def work(
     number = jobs[0].job_id.partition("_")[0]  # of the array
     runs.log(f"submitted {len(jobs)} jobs, {jobs[0].job_id} ... {jobs[-1].job_id}; logs: {folder}")
     try:
-        with runs.stopping():
+        with signals.stopping():
             while _queued(number):
                 time.sleep(_POLL)
-    except runs.Stopped as stopped:
-        raise runs.Stopped(f"{stopped}; the jobs go on (scancel {number} ends them)") from None
+    except signals.Stopped as stopped:
+        raise signals.Stopped(f"{stopped}; the jobs go on (scancel {number} ends them)") from None
 
 
 def _queued(number: str) -> bool:

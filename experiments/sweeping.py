@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import local, progress, runs, slurm, summary, tracking
+from experiments import local, progress, runs, signals, slurm, summary, tracking
 from experiments.config import fields
 from experiments.errors import UserError
 from experiments.sweep import Point, varying
@@ -35,7 +35,7 @@ def run(
                 local.work_in_processes(points, experiment, retry_failed, processes)
             else:
                 local.work(points, experiment, retry_failed)
-    except runs.Stopped as stopped:
+    except signals.Stopped as stopped:
         runs.log(f"{stopped}; the same command goes on from there")
         report(points, "")
         sys.exit(1)
@@ -52,7 +52,7 @@ def report(points: Sequence[Point], wandb: str) -> None:
     if not folder.exists():
         raise UserError(f"{folder} does not exist: nothing of this sweep has run")
     command = ["python", *(part for part in sys.argv if part != "--mode=report")]
-    with runs.stopping():
+    with signals.stopping():
         report.write(folder, points, command, runs.log)
         if wandb:
             tracking.to_wandb(points, wandb, runs.log)

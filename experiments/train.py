@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments import batches, evaluate, programs, results, runs, tasks, traced
+from experiments import batches, evaluate, programs, results, runs, signals, tasks, traced
 from experiments.config import DECAYS, Config, one_of
 from experiments.errors import UserError
 from experiments.programs import Programs
@@ -148,11 +148,11 @@ def asked_to_stop(log: Log) -> Iterator[Callable[[], str]]:
 
     def note(number: int, frame: Any) -> None:
         if number == signal.SIGINT and came:
-            raise runs.Stopped("stopped at once, without saving")
+            raise signals.Stopped("stopped at once, without saving")
         came.append(signal.Signals(number).name)
         log("stops after this step, and saves first ...")
 
-    with runs.handling(note):
+    with signals.handling(note):
         yield lambda: came[0] if came else ""
 
 
@@ -260,6 +260,6 @@ def _loop(
             record.save(done, state)
         if stop():
             record.checkpoints.wait()
-            raise runs.Stopped(f"stopped by {stop()}, saved at step {done} of {steps}")
+            raise signals.Stopped(f"stopped by {stop()}, saved at step {done} of {steps}")
     clock.totals()
     return state

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import runs
+from experiments import runs, signals
 from experiments.config import Config
 from experiments.errors import UserError
 
@@ -38,7 +38,7 @@ def test_done_means_that_there_is_a_result(tmp_path):
     [
         (runs.Diverged("the loss is nan at step 3"), "diverged", UserError),
         (ZeroDivisionError(), "failed", ZeroDivisionError),
-        (runs.Stopped("stopped by SIGTERM"), "stopped", None),
+        (signals.Stopped("stopped by SIGTERM"), "stopped", None),
     ],
 )
 def test_status_says_how_it_ended(tmp_path, error, status, raised):
