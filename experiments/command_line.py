@@ -11,7 +11,7 @@ from absl import flags
 
 import experiments
 from experiments.config import fields, nearest
-from experiments.errors import UserError
+from experiments.errors import UserError, described
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -79,8 +79,7 @@ def load_config(file: str, variant: str) -> Any:
     except UserError:
         raise
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"get_config({variant!r}) of {file}: {reason}") from None
+        raise UserError(f"get_config({variant!r}) of {file}: {described(error)}") from None
 
 
 def load_module(file: str) -> ModuleType:
@@ -98,10 +97,7 @@ def load_module(file: str) -> ModuleType:
     except UserError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"--config={file} cannot be read: {type(error).__name__}: {reason}"
-        ) from None
+        raise UserError(f"--config={file} cannot be read: {described(error)}") from None
     return module
 
 

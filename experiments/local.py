@@ -79,15 +79,14 @@ def _ended(group: list[Point], experiment: Any, retry_failed: bool, tried: set[P
 
     todo = [point for point in group if wanted(point)]
     # What is tried again would set back the others of a group that goes on.
-    todo.sort(key=lambda point: summary.state(point.path) in ("failed", "diverged"))
-    again = sum(summary.state(point.path) in ("failed", "diverged") for point in todo)
+    again = [point for point in todo if summary.state(point.path) in ("failed", "diverged")]
     together = len(todo) > 1 and hasattr(experiment, "prepare") and _population().vmaps()
     size = MEMBERS * _population().devices() if together else 1
     prepare = functools.cache(lambda: experiment.prepare(todo[0].config, _logger(todo[:1])))
     ended = True
     parts = [
         some[start : start + size]
-        for some in (todo[: len(todo) - again], todo[len(todo) - again :])
+        for some in ([point for point in todo if point not in again], again)
         for start in range(0, len(some), size)
     ]
     for part in parts:

@@ -26,7 +26,7 @@ from typing import Any
 
 from experiments import signals
 from experiments.config import fields
-from experiments.errors import UserError
+from experiments.errors import UserError, described
 
 # Fields that say where or how often, and leave parameters and results as they are.
 NOT_RESULT = ("task.data_dir",)
@@ -267,8 +267,7 @@ def fail(path: Path, error: BaseException) -> None:
     if isinstance(error, Diverged | UserError):
         text = f"{error}\n"
     else:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        text = f"{reason}\n\n{''.join(traceback.format_exception(error))}"
+        text = f"{described(error)[:300]}\n\n{''.join(traceback.format_exception(error))}"
     write_text(path / "error.txt", text)
     set_status(path, "diverged" if isinstance(error, Diverged) else "failed")
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments import command_line, runs
 from experiments.config import fields, replaced
-from experiments.errors import UserError
+from experiments.errors import UserError, described
 
 Overrides = dict[str, Any]
 Sweep = Mapping[str, Any] | Iterable[Overrides]  # the mapping: field -> its values
@@ -144,8 +144,7 @@ def points(
     except UserError as error:
         raise UserError(f"sweep({variant!r}) of {file}: {error}") from None
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"sweep({variant!r}) of {file}: {reason}") from None
+        raise UserError(f"sweep({variant!r}) of {file}: {described(error)}") from None
     for number, override in enumerate(overrides, start=1):
         try:
             twice = sorted(given & override.keys())

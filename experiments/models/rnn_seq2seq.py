@@ -31,7 +31,7 @@ from experiments.config import CELLS, QUERIES, SCALES, AttentionConfig, ModelCon
 from experiments.errors import UserError
 from experiments.models import recurrence, rnn_decoder, scan
 from experiments.models.layers import dense, dense_init, dropout, embed, scale_value
-from experiments.models.rnn_decoder import Memory, State
+from experiments.models.rnn_decoder import Masks, Memory, State
 from experiments.vocabulary import PAD, SOS
 
 Params = dict[str, Any]
@@ -269,11 +269,8 @@ def apply(
     whose output nothing reads). `key` turns dropout on. With `with_weights` the result is
     (logits, weights [B, N, T, S]).
     """
-    memory = encode(params, config, source, source_length, key)
-    embedded = embed(params["target_embedding"], shift_right(target, target_length))
-    embedded = dropout(embedded, config.dropout, key, 100)
-    masks = rnn_decoder.draw_masks(config, key, *target.shape)
-    steps = _decoded(params, config, memory, embedded, masks)
+    batch = source, source_length, target, target_length
+    memory, embedded, masks, steps = _forced(params, config, batch, key)
     logits = rnn_decoder.logits_of(params, config, memory, steps, embedded, masks.readout)
     if not with_weights:
         return logits
@@ -294,10 +291,9 @@ def saturation(
     attention."""
     if config.attention.score == "none":
         return {}
-    memory = encode(params, config, source, source_length)
-    embedded = embed(params["target_embedding"], shift_right(target, target_length))
-    masks = rnn_decoder.draw_masks(config, None)
-    query = _decoded(params, config, memory, embedded, masks).query
+    batch = source, source_length, target, target_length
+    memory, _, _, steps = _forced(params, config, batch, None)
+    query = steps.query
     largest = rnn_decoder.weights_of(params["score"], config, memory, query).max(-1)
     # The log of a softmax is its logits but for a constant; a small scale keeps it from underflow.
     small = 0.01
@@ -315,10 +311,16 @@ def saturation(
     }
 
 
-def _decoded(
-    params: Params, config: ModelConfig, memory: Memory, embedded: jax.Array, masks: Any
-) -> rnn_decoder.Step:
-    """The recurrent part of all decoder steps, [B, T, ...]; `embedded` [B, T, E] is their input."""
+def _forced(
+    params: Params, config: ModelConfig, batch: tuple[jax.Array, ...], key: jax.Array | None
+) -> tuple[Memory, jax.Array, Masks, rnn_decoder.Step]:
+    """Teacher forcing up to what is read out: the memory, the decoder's inputs [B, T, E], dropout,
+    and the recurrent part of all decoder steps, [B, T, ...]."""
+    source, source_length, target, target_length = batch
+    memory = encode(params, config, source, source_length, key)
+    embedded = embed(params["target_embedding"], shift_right(target, target_length))
+    embedded = dropout(embedded, config.dropout, key, 100)
+    masks = rnn_decoder.draw_masks(config, key, *target.shape)
     gates = _input_gates(params, memory, embedded)
 
     def advance(product: scan.Product, seen: Any, state: State, x: Any) -> tuple[State, Any]:
@@ -331,7 +333,7 @@ def _decoded(
         start(params, config, memory),
         jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (gates, masks)),
     )
-    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
+    return memory, embedded, masks, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
 
 
 def shift_right(target: jax.Array, length: jax.Array) -> jax.Array:
