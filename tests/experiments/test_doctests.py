@@ -1,12 +1,11 @@
 """The examples in the docstrings of experiments/."""
 
-import doctest
-import importlib
 import pkgutil
 
 import pytest
 
 import experiments
+from tests import examples
 
 NAMES = [
     module.name
@@ -17,5 +16,4 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_examples(name):
-    failures, _ = doctest.testmod(importlib.import_module(name))
-    assert not failures
+    assert not examples.failures(name)
