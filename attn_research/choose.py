@@ -1,22 +1,19 @@
-"""Which implementation computes a call of ``attend``.
-
-On TPU it is one of those for the CPU: no kernel for TPUs was at hand to be tested.
-"""
+"""Which implementation computes a call of ``attend``."""
 
 import math
 
 import jax
 
 from attn_research import normalizers, scaling, scores
-from attn_research.kernels import cudnn
+from attn_research.kernels import fused
 from attn_research.validate import Inputs, Options
 
 
 def implementation(inputs: Inputs, options: Options, with_lse: bool = False) -> str:
     """A name of ``validate.IMPLEMENTATIONS``. Raises if the one asked for cannot do it."""
     named, instead = options.implementation, "dense"
-    if named == "cudnn":
-        refusal, instead = cudnn.why_not_cudnn(inputs, options, with_lse), "blocked"
+    if named in fused.KERNELS:
+        refusal, instead = fused.why_not(named, inputs, options, with_lse), "blocked"
     else:
         refusal = why_not_blocked(options)
     if named is not None and named != "dense" and refusal:
@@ -58,14 +55,16 @@ def preferred(inputs: Inputs, options: Options, with_lse: bool) -> str:
     Measured on 2 cores: with 16 queries and 2048 keys the dot product is as fast either way, with 4
     dense is, by a third; the additive score is faster by blocks from 8 queries on. On an
     accelerator, where blocks one after the other leave most of it idle, they are for what would
-    take more than 2 GiB otherwise (not measured: none was at hand). cuDNN's kernel is left alone
-    where what the score makes of queries and keys would have to be rounded for it.
+    take more than 2 GiB otherwise (not measured: none was at hand). A fused kernel is left alone
+    where what the score makes of queries and keys would have to be rounded for it, and that for
+    TPUs where there are several, since JAX cannot split its call.
     """
     T, S = inputs.shape[-2:]
-    large = T * S >= 2**15 and T > 1
-    if large and not cudnn.why_not_cudnn(inputs, options, with_lse):
-        if all(x.dtype == inputs.query.dtype for x in cudnn.transformed(inputs, options)):
-            return "cudnn"
+    alone = [name for name in fused.KERNELS if name != "splash" or jax.device_count() == 1]
+    for name in alone if T * S >= 2**15 and T > 1 else ():
+        if not fused.why_not(name, inputs, options, with_lse):
+            if all(x.dtype == inputs.query.dtype for x in fused.transformed(inputs, options)):
+                return name
     if jax.default_backend() != "cpu":
         return "blocked" if 4 * math.prod(inputs.shape) > 2**31 else "dense"
     few = T < (32 if scores.pairwise(options.score) == "dot" else 8)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from attn_research import choose, dropout, normalizers, numerics, scaling, scores, talking_heads
 from attn_research import params as parameters
 from attn_research.hide import Hidden, flag, hide
-from attn_research.kernels import count, cudnn, dense, layout, searched, streams
+from attn_research.kernels import count, dense, fused, layout, searched, streams
 from attn_research.mask_types import Band, FirstKeys
 from attn_research.validate import Inputs, Options
 
@@ -41,8 +41,8 @@ def _attend(inputs: Inputs, options: Options, with_lse: bool) -> tuple[jax.Array
     lse: jax.Array | None
     if implementation == "dense":
         out, lse = _dense(inputs, options)
-    elif implementation == "cudnn":
-        out, lse = _cudnn(inputs, options), None
+    elif implementation in fused.KERNELS:
+        out, lse = _fused(implementation, inputs, options), None
     else:
         any_mode = implementation == "blocked_any_mode"
         out, lse = _blocked(inputs, options, any_mode, with_lse)
@@ -176,7 +176,7 @@ def _blocked(
     return out, lse
 
 
-def _cudnn(inputs: Inputs, options: Options) -> jax.Array:
+def _fused(name: str, inputs: Inputs, options: Options) -> jax.Array:
     mask, bad = inputs.mask, None
     safe: Any
     if isinstance(mask, Band):  # the causal one, T = S
@@ -189,5 +189,5 @@ def _cudnn(inputs: Inputs, options: Options) -> jax.Array:
     query, key, dim = _place(inputs, options, safe.query, safe.key, None)
     scale = scaling.resolve(options.scale, _default_scale(options), dim)
     lengths = mask.count if isinstance(mask, FirstKeys) else None
-    out = cudnn.context(query, key, safe.value, scale, isinstance(mask, Band), lengths)
+    out = fused.context(name, query, key, safe.value, scale, isinstance(mask, Band), lengths)
     return out if bad is None else out * jnp.where(bad, jnp.nan, 1).astype(out.dtype)[..., None]

@@ -13,7 +13,7 @@ from attn_research.folders import unknown
 from attn_research.numerics import three_axes, wide
 from attn_research.transformed import TransformedKeys
 
-IMPLEMENTATIONS = ("dense", "blocked", "blocked_any_mode", "cudnn")
+IMPLEMENTATIONS = ("dense", "blocked", "blocked_any_mode", "cudnn", "splash")
 
 
 @dataclasses.dataclass(frozen=True)

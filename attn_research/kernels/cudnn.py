@@ -10,10 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attn_research import normalizers, scores
-from attn_research import params as parameters
-from attn_research.mask_types import Band, FirstKeys
-from attn_research.validate import Inputs, Options
+NEEDS = "an NVIDIA GPU of compute capability 8.0 or more"
+DTYPES = jnp.bfloat16, jnp.float16
 
 
 def available() -> bool:
@@ -25,98 +23,22 @@ def available() -> bool:
     return nvidia and int(device.compute_capability.split(".")[0]) >= 8
 
 
-def why_not_cudnn(inputs: Inputs, options: Options, with_lse: bool = False) -> str:
-    """What of all this cuDNN's kernel cannot do; empty if it can do it."""
-    if not available():
-        return "without an NVIDIA GPU of compute capability 8.0 or more"
-    if with_lse:
-        return "the log-sum-exp"
-    options_refusal = _score(inputs, options) or _options(options)
-    return options_refusal or _mask(inputs) or _arrays(inputs, options)
-
-
-def _score(inputs: Inputs, options: Options) -> str:
-    if scores.pairwise(options.score) != "dot":
-        return f"the score {options.score!r}, which is no product of queries and keys"
-    if hasattr(scores.get(options.score), "place"):
-        return f"the score {options.score!r}, which reads positions"
-    return "" if inputs.transformed is None else "keys that transform_keys made"
-
-
-def _options(options: Options) -> str:
-    normalizer = normalizers.get(options.normalizer)
-    if normalizer.STREAMS != "softmax":
-        return f"the normalizer {type(normalizer).__name__}"
-    scale = options.scale
-    if not (scale is None or isinstance(scale, str | float | int)) or scale == "log_n":
-        return "a scale that is not one number known before tracing"
-    for name in ("bias", "softcap", "talking_heads"):
-        if getattr(options, name) is not None:
-            return name
-    rate = options.dropout_rate
-    return "" if isinstance(rate, float | int) and rate == 0 else "dropout"
-
-
-def _mask(inputs: Inputs) -> str:
-    mask, (T, S) = inputs.mask, inputs.shape[-2:]
-    if mask is None or isinstance(mask, FirstKeys):
+def features(keys: int, values: int) -> str:
+    """What of the numbers of features it cannot do; empty if it can."""
+    if keys == values and 0 < values <= 128 and values % 8 == 0:
         return ""
-    causal = isinstance(mask, Band) and mask.low is None
-    if causal and isinstance(mask.high, int) and mask.high == 0 and T == S:  # type: ignore[attr-defined]
-        return ""
-    return "masks but masks.lengths(...), and masks.causal() where T = S"
+    return (
+        "features but a multiple of 8 up to 128, the same for keys and values: got "
+        f"{keys} and {values}"
+    )
 
 
-def _arrays(inputs: Inputs, options: Options) -> str:
-    assert inputs.value is not None
-    dtypes = [x.dtype for x in (inputs.query, inputs.key, inputs.value)]
-    if len(set(dtypes)) > 1 or dtypes[0] not in (jnp.bfloat16, jnp.float16):
-        return f"dtypes but one of bfloat16 and float16: got {', '.join(map(str, dtypes))}"
-    features, width = transformed(inputs, options)[0].shape[-1], inputs.value.shape[-1]
-    if features != width or not 0 < width <= 128 or width % 8:
-        return (
-            "features but a multiple of 8 up to 128, the same for keys and values: got "
-            f"{features} and {width}"
-        )
-    return ""
-
-
-def transformed(inputs: Inputs, options: Options) -> Any:
-    """Shapes and dtypes of queries and keys after the transforms of the score."""
-
-    def transform(params: Any, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        query = parameters.transform(options.score, "query", params, query)
-        return query, parameters.transform_for_heads(options.score, params, key)
-
-    return jax.eval_shape(transform, inputs.score_params, inputs.query, inputs.key)
-
-
-def context(
+def call(
     query: jax.Array, key: jax.Array, value: jax.Array, scale: float, causal: bool, lengths: Any
 ) -> jax.Array:
-    """``query [..., T, N, D]``, ``key [..., S, K, D]``, ``value [..., S, K', D]``, K a multiple of
-    K', -> ``[..., T, N, D]``, all in the 16-bit dtype of ``value``.
-
-    ``lengths [...]`` (None: all keys are seen): batch elements see their first keys, those that see
-    none give 0; what they do not see must be finite.
-    """
-    dtype = value.dtype
-    batch = jnp.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
-    value = jnp.repeat(value, key.shape[-2] // value.shape[-2], -2)
-
-    def flat(x: jax.Array) -> jax.Array:
-        x = jnp.broadcast_to(x.astype(dtype), batch + x.shape[-3:])
-        return x.reshape(-1, *x.shape[-3:])
-
-    options: dict[str, Any] = dict(scale=scale, is_causal=causal)
-    if lengths is not None:
-        lengths = jnp.broadcast_to(jnp.asarray(lengths, jnp.int32), batch)
-        # An empty row is not left to the kernel: it sees one key, and its result is not used.
-        options["key_value_seq_lengths"] = jnp.clip(lengths, 1, key.shape[-3]).reshape(-1)
-    out = _call(flat(query), flat(key), flat(value), **options)
-    out = out.reshape(batch + out.shape[1:])
-    return out if lengths is None else jnp.where(lengths[..., None, None, None] > 0, out, 0)
-
-
-def _call(*arrays: jax.Array, **options: Any) -> jax.Array:
-    return jax.nn.dot_product_attention(*arrays, implementation="cudnn", **options)
+    """``[B, L, heads, D]``, the dtype of ``value``; ``lengths [B]`` of at least 1, or None."""
+    query, key = query.astype(value.dtype), key.astype(value.dtype)
+    options: dict[str, Any] = {} if lengths is None else dict(key_value_seq_lengths=lengths)
+    return jax.nn.dot_product_attention(
+        query, key, value, scale=scale, is_causal=causal, implementation="cudnn", **options
+    )
