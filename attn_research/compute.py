@@ -127,11 +127,14 @@ def _blocked(
 ) -> tuple[jax.Array, jax.Array | None]:
     pairwise, pairwise_params = parameters.pairwise(options.score, inputs.score_params)
     safe = flag(inputs, score_may_hide=callable(pairwise))
-    assert safe.value is not None
+    assert inputs.value is not None
     seen: Any = None
     if choose.needs_count(options):
         seen = count.visible_keys(inputs.mask, inputs.bias, *inputs.shape[-2:])
     query, key, dim = _place(inputs, options, safe.query, safe.key, seen)
+    if pairwise == "dot":  # not cleaned twice: that is a copy
+        query = inputs.query if query is safe.query else query
+        key = inputs.key if key is safe.key else key
     if callable(pairwise):  # a wrong shape is said of the whole, not of a block
         jax.eval_shape(functools.partial(dense.logits, pairwise), pairwise_params, query, key)
     problem = layout.Problem(
@@ -139,7 +142,7 @@ def _blocked(
         pairwise_params,
         query,
         key,
-        safe.value,
+        inputs.value,
         inputs.bias,
         inputs.mask,
         safe.bad_query,
@@ -154,6 +157,9 @@ def _blocked(
         options.dropout_key,
     )
     normalizer = normalizers.get(options.normalizer)
+    if jax.tree.leaves(normalizer):  # likewise an option of a wrong shape
+        some = jax.ShapeDtypeStruct((query.shape[-2], 1, 1), jnp.float32)
+        jax.eval_shape(normalizer.normalize, some)
     if normalizer.STREAMS == "elementwise":
         out, _ = layout.context_and_lse(problem, streams.ELEMENTWISE, normalizer, any_mode)
         sees = jnp.swapaxes(jnp.atleast_2d(seen) > 0, -1, -2)[..., None]

@@ -41,6 +41,11 @@ def grow(x: jax.Array, power: Any) -> jax.Array:
     return jnp.where(jnp.isfinite(x), clip_finite(x * power), x)
 
 
+def inner(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``sum(x * y, -1)``, which XLA's CPU backend takes fifty times as long for."""
+    return jnp.einsum("...d,...d->...", x, y, precision=lax.Precision.HIGHEST)
+
+
 def three_axes(x: jax.Array) -> jax.Array:
     """``x`` with axes of 1 in front, as many as three need."""
     return x.reshape((1,) * (3 - x.ndim) + x.shape)
@@ -49,7 +54,7 @@ def three_axes(x: jax.Array) -> jax.Array:
 def clean(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Splits ``x [..., D]`` into vectors that are finite and the flag ``[...]`` of those that were
     not (these become ``HARMLESS``), so that what they spoil can be decided pair by pair."""
-    ok = jnp.isfinite(x).all(-1)
+    ok = jnp.max(jnp.abs(x), -1, initial=0) < jnp.inf  # isfinite(x).all(-1), in a fifth of the time
     return jnp.where(ok[..., None], x, HARMLESS), ~ok
 
 
@@ -70,25 +75,26 @@ def _power_of_two(x: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def contract(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
+def contract(spec: str, x: jax.Array, y: jax.Array, shrunk: Any = None) -> jax.Array:
     """``einsum(spec, x, y)`` over the last axis of ``x``, accumulated in at least float32.
 
     Finite inputs never give NaN: the vectors of ``x`` are divided by a power of two (exact), so
     that no partial sum overflows, and a result too large for the dtype saturates at the largest
-    finite number, with derivative 0. The last axis of the result must come from ``y``.
+    finite number, with derivative 0. The last axis of the result must come from ``y``. ``shrunk``
+    is ``shrink(x)``, if that is at hand.
 
     >>> big = jnp.array([2.0**100, 2.0**100])
     >>> print(contract("d,sd->s", big, jnp.stack([big * jnp.array([1, -1]), big])))
     [0.0000000e+00 3.4028235e+38]
     """
-    return grow(*contract_parts(spec, x, y))
+    if x.dtype == y.dtype == jnp.float16:  # at most 65504^2 d: cannot overflow
+        return _plain(spec, x, y)
+    return grow(*contract_shrunk(spec, shrink(x) if shrunk is None else shrunk, y))
 
 
-def contract_parts(spec: str, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
-    """``contract`` is ``grow`` of these two: a contraction that cannot overflow, and by what it is
-    to be multiplied, with the last axis left at 1."""
-    if x.dtype == jnp.float16 and y.dtype == jnp.float16:  # at most 65504^2 d: cannot overflow
-        return _plain(spec, x, y), 1.0
+def shrink(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``x [..., E]`` divided by powers of two, so that a contraction with it cannot overflow, and
+    those, ``[..., 1]``."""
     if x.dtype == jnp.float16:  # it has too few exponents to divide in
         x = x.astype(jnp.float32)
     # x / power must sum below the largest number, and 1 / power be a normal one: XLA multiplies by
@@ -98,16 +104,21 @@ def contract_parts(spec: str, x: jax.Array, y: jax.Array) -> tuple[jax.Array, An
     power = _power_of_two(x)
     power = jnp.where(power < jnp.inf, jnp.minimum(power, top), power) * terms
     power = jnp.maximum(power, 1)
-    small = jnp.clip(x, -top, top) / power.astype(x.dtype)
+    return jnp.clip(x, -top, top) / power.astype(x.dtype), power
+
+
+def contract_shrunk(spec: str, shrunk: Any, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``contract`` is ``grow`` of these two: a contraction that cannot overflow, and by what it is
+    to be multiplied, with the last axis left at 1."""
+    small, power = shrunk
     left, out = spec.split(",")[0], spec.split("->")[1]
-    power = jnp.einsum(f"{left}->{out[:-1]}{left[-1]}", power)
-    return _plain(spec, small, y), power
+    return _plain(spec, small, y), jnp.einsum(f"{left}->{out[:-1]}{left[-1]}", power)
 
 
 @functools.partial(contract.defjvp, symbolic_zeros=True)
 def _contract_jvp(spec: str, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
-    (x, y), (dx, dy) = primals, tangents
-    out = contract(spec, x, y)
+    (x, y, shrunk), (dx, dy, _) = primals, tangents
+    out = contract(spec, x, y, shrunk)
     terms = []
     if not isinstance(dx, SymbolicZero):
         terms.append(_plain(spec, dx, y))

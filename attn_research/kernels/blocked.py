@@ -44,6 +44,8 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
         def row_block(i: jax.Array) -> Any:
             row = i * one.rows
             count = one.rows_of(constants.count, row)
+            query = one.query_of(row)
+            look = functools.partial(_look, one, query, one.shrunk(query), dtype)
 
             def fold(step: Any, start: Any) -> Any:
                 """``step(carry, block)`` for all blocks of the row that have a visible pair."""
@@ -52,7 +54,13 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
                     col = j * one.cols
 
                     def see(carry: Any) -> Any:
-                        return step(carry, _look(one, row, col, dtype))
+                        def whole(carry: Any) -> Any:
+                            return step(carry, look(row, col, whole=True))
+
+                        def part(carry: Any) -> Any:
+                            return step(carry, look(row, col, whole=False))
+
+                        return _cond(one.whole(row, col), whole, part, carry)
 
                     return _unless_empty(one, row, col, see, carry), None
 
@@ -71,17 +79,20 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
     return lax.map(element, jnp.arange(plan.elements))
 
 
-def _look(one: Element, row: Any, col: Any, dtype: Any) -> Seen:
-    arguments, rising = one.arguments(row, col), one.rising()
-    visible = largest = None
-    if rising is not None:
-        logits, largest = rising(one.own, *arguments[:2])
+def _look(
+    one: Element, query: jax.Array, shrunk: Any, dtype: Any, row: Any, col: Any, whole: bool
+) -> Seen:
+    key, visible, largest = one.cols_of(one.key, col), None, None
+    if whole:
+        assert one.plan.bare is not None
+        logits, largest = one.plan.bare(one.shared, one.own, query, key, shrunk)
     else:
-        logits, visible = one.logits(row, col, *arguments)
+        bias = one.bias_of(row, col)
+        logits, visible = one.logits(row, col, shrunk, query, key, bias, one.shared, one.own)
     value = one.cols_of(one.value, col)
 
     def mix(weights: jax.Array) -> jax.Array:
-        mixed = one.mixing(weights, visible, row, col).astype(dtype)
+        mixed = one.drop(weights, row, col).astype(dtype)
         mixed = mixed.reshape(one.H, one.G * one.rows, one.cols)
         multiply = jnp.einsum if one.plan.stream.bounded else contract
         mixed = multiply("hxc,hcd->hxd", mixed, value)
@@ -90,11 +101,47 @@ def _look(one: Element, row: Any, col: Any, dtype: Any) -> Seen:
     return Seen(logits, visible, largest, mix)
 
 
+def sees(plan: Plan, inputs: Inputs, constants: Constants, flags: Any) -> Any:
+    """Which queries ``[M, H, G, T']`` see a key that is flagged, for every leaf ``[M, H, S']``."""
+
+    def element(m: jax.Array) -> Any:
+        one = Element(plan, inputs, constants, m, turned=False)
+
+        def row_block(i: jax.Array) -> Any:
+            row = i * one.rows
+            query = one.query_of(row)
+
+            def column_block(carry: Any, j: jax.Array) -> tuple[Any, None]:
+                col = j * one.cols
+                arguments = query, one.cols_of(one.key, col), one.bias_of(row, col)
+                visible = one.logits(row, col, None, *arguments, one.shared, one.own)[1]
+
+                def add(seen: jax.Array, flag: jax.Array) -> jax.Array:
+                    here = one.by_col(flag[m], col)
+                    return seen | (here if visible is None else here & visible).any(-1)
+
+                return jax.tree.map(add, carry, flags), None
+
+            start = jax.tree.map(lambda _: jnp.zeros((one.H, one.G, one.rows), bool), flags)
+            return lax.scan(column_block, start, jnp.arange(blocks[1]))[0]
+
+        blocks = one.blocks()
+        return jax.tree.map(
+            functools.partial(_join, axis=2), lax.map(row_block, jnp.arange(blocks[0]))
+        )
+
+    return lax.map(element, jnp.arange(plan.elements))
+
+
 def _unless_empty(one: Element, row: Any, col: Any, see: Any, carry: Any) -> Any:
-    some = one.some(row, col)
-    if isinstance(some, bool):
-        return see(carry) if some else carry
-    return lax.cond(some, see, lambda carry: carry, carry)
+    return _cond(one.some(row, col), see, lambda carry: carry, carry)
+
+
+def _cond(which: Any, one: Any, other: Any, carry: Any) -> Any:
+    """``lax.cond``, where ``which`` may be known."""
+    if isinstance(which, bool):
+        return one(carry) if which else other(carry)
+    return lax.cond(which, one, other, carry)
 
 
 def _forward(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
@@ -115,7 +162,8 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
 
         def column_block(carry: Any, j: jax.Array) -> Any:
             col = j * one.cols
-            value = one.cols_of(one.value, col)
+            key, value = one.cols_of(one.key, col), one.cols_of(one.value, col)
+            shrunk = one.shrunk(key)
 
             def row_block(carry: Any, i: Any) -> Any:
                 row = i * one.rows
@@ -123,8 +171,12 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
                 def see(carry: Any) -> Any:
                     d_query, d_key, d_value, d_bias, d_shared, d_heads = carry
                     logits, back, visible = jax.vjp(
-                        functools.partial(one.logits, row, col),
-                        *one.arguments(row, col),
+                        functools.partial(one.logits, row, col, shrunk),
+                        one.query_of(row),
+                        key,
+                        one.bias_of(row, col),
+                        one.shared,
+                        one.own,
                         has_aux=True,
                     )
                     d_rows, delta_here, kept_here = one.rows_of((d_context, delta, kept), row)
@@ -138,7 +190,7 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
                         one.drop(d_mixed, row, col),
                         delta_here,
                     )
-                    mixed = one.mixing(weights, visible, row, col).astype(dtype)
+                    mixed = one.drop(weights, row, col).astype(dtype)
                     d_value += mixed.reshape(one.H, one.cols, one.G * one.rows) @ d_rows
                     dq, dk, db, ds, do = back(d_logits.astype(logits.dtype))
                     d_query = _add(d_query, dq, (0, 0, row, 0))
@@ -150,7 +202,7 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
                 return _unless_empty(one, row, col, see, carry), None
 
             d_query, *rest = carry
-            zeros = jnp.zeros_like(one.cols_of(one.key, col)), jnp.zeros(value.shape, dtype)
+            zeros = jnp.zeros_like(key), jnp.zeros(value.shape, dtype)
             carry, _ = lax.scan(row_block, (d_query, *zeros, *rest), jnp.arange(blocks[0]))
             d_query, d_key, d_value, *rest = carry
             return (d_query, *rest), (d_key, d_value)

@@ -19,6 +19,7 @@ from jax import lax
 
 from attn_research import dropout
 from attn_research.mask_algebra import Mask
+from attn_research.numerics import HARMLESS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +36,18 @@ class Sizes:
 class Plan:
     """What is known before tracing.
 
-    ``logits(shared, own, q [H, G, rows, E], k [H, cols, E], bias, count, turned)`` gives the logits
-    of a block, finite or NaN, and which of them the score keeps (None: all). If ``rising`` is not
-    None, ``rising(own, q, k)`` gives logits and the largest of each row ``[H, G, rows]`` in less
-    time, where there is neither bias nor count.
+    ``logits(shared, own, q [H, G, rows, E], k [H, cols, E], bias, count, shrunk, turned)`` gives
+    the logits of a block, finite or NaN, and which of them the score keeps (None: all). If ``bare``
+    is not None, ``bare(shared, own, q, k, shrunk)`` gives logits and the largest of each row ``[H,
+    G, rows]`` in less time, where there is neither bias nor count and ``may_be_bare(q)`` (None:
+    always). ``shrunk`` is ``shrink`` (None: is None) of q, or turned of k: it is the same for all
+    blocks of a row, or column.
     """
 
     logits: Callable[..., tuple[jax.Array, Any]]
-    rising: Callable[..., tuple[jax.Array, jax.Array]] | None
+    bare: Callable[..., tuple[jax.Array, jax.Array]] | None
+    may_be_bare: Callable[[jax.Array], jax.Array] | None
+    shrink: Callable[[jax.Array], Any] | None
     stream: Any
     elements: int  # M
     batch: tuple[int, ...]
@@ -68,13 +73,13 @@ class Inputs:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Constants:
-    """What has none; each but ``rate`` and ``mask`` is [M, H, G, T'] or [M, H, S'], or None."""
+    """What has none, or None."""
 
     mask: Mask | None
-    bad_query: Any  # NaN was there: it must reach what sees it
-    bad_key: Any
+    bad_query: Any  # [B, T', N, 1]: what must not be read, where that is not known to be clean
+    bad_key: Any  # [B, S', K, 1]
     bad_value: Any
-    count: Any  # visible keys
+    count: Any  # [M, H, G, T']: visible keys
     seeds: Any  # [M, H, G, 2]: of dropout
     rate: Any
 
@@ -100,7 +105,14 @@ class Element:
             start = m // groups, 0, self.group * sizes[2], 0
             return lax.dynamic_slice(x, start, sizes)[0].swapaxes(0, 1)
 
-        self.key, self.value, query = (take(x) for x in (inputs.key, inputs.value, inputs.query))
+        def clean(x: jax.Array, bad: Any) -> jax.Array:
+            return take(x) if bad is None else jnp.where(take(bad), HARMLESS, take(x))
+
+        self.key, self.value = (
+            clean(inputs.key, constants.bad_key),
+            clean(inputs.value, constants.bad_value),
+        )
+        query = clean(inputs.query, constants.bad_query)
         self.query = query.reshape(self.H, self.G, *query.shape[1:])
         self.own, self.normalizer = jax.tree.map(
             lambda x: x[self.group], (inputs.own, inputs.normalizer)
@@ -121,6 +133,10 @@ class Element:
         cut = functools.partial(lax.dynamic_slice_in_dim, slice_size=self.rows, axis=2)
         return jax.tree.map(lambda leaf: cut(leaf[self.m], row), x)
 
+    def query_of(self, row: Any) -> jax.Array:
+        """``[H, G, rows, E]``."""
+        return lax.dynamic_slice_in_dim(self.query, row, self.rows, -2)
+
     def cols_of(self, x: jax.Array, col: Any) -> jax.Array:
         """The block of ``x [H, S', ...]``."""
         return lax.dynamic_slice_in_dim(x, col, self.cols, 1)
@@ -137,31 +153,34 @@ class Element:
         """``[H | 1, G | 1, rows | 1, cols | 1]`` against a block."""
         return jnp.moveaxis(x, -1, 1) if self.turned else x
 
-    def arguments(self, row: Any, col: Any) -> tuple[Any, ...]:
-        """Those of ``logits`` that have gradients."""
-        query = lax.dynamic_slice_in_dim(self.query, row, self.rows, -2)
-        bias = None
-        if self.bias is not None:
-            bias = lax.dynamic_slice(self.bias, self.bias_start(row, col), self._bias_sizes())
-        return query, self.cols_of(self.key, col), bias, self.shared, self.own
+    def shrunk(self, x: jax.Array) -> Any:
+        """``Plan.shrink`` of queries, or turned of keys."""
+        return None if self.plan.shrink is None else self.plan.shrink(x)
+
+    def bias_of(self, row: Any, col: Any) -> jax.Array | None:
+        """That of a block."""
+        if self.bias is None:
+            return None
+        return lax.dynamic_slice(self.bias, self.bias_start(row, col), self._bias_sizes())
 
     def logits(
-        self, row: Any, col: Any, query: Any, key: Any, bias: Any, shared: Any, own: Any
+        self,
+        row: Any,
+        col: Any,
+        shrunk: Any,
+        query: Any,
+        key: Any,
+        bias: Any,
+        shared: Any,
+        own: Any,
     ) -> tuple[jax.Array, Any]:
         """Those of the block, and where it is visible (None: everywhere)."""
-        constants = self.constants
-        count = self.rows_of(constants.count, row)
+        count = self.rows_of(self.constants.count, row)
         count = None if count is None else self.by_row(count)
         by_pair = None if bias is None else self.by_pair(self._by_head(bias))
-        logits, kept = self.plan.logits(shared, own, query, key, by_pair, count, self.turned)
-        bad = None
-        if constants.bad_query is not None:
-            bad = self.by_row(self.rows_of(constants.bad_query, row))
-        if constants.bad_key is not None:
-            bad_key = self._by_col(constants.bad_key[self.m], col)
-            bad = bad_key if bad is None else bad | bad_key
-        if bad is not None:
-            logits = jnp.where(bad, jnp.nan, logits)
+        logits, kept = self.plan.logits(
+            shared, own, query, key, by_pair, count, shrunk, self.turned
+        )
         seen = [] if kept is None else [kept]
         if by_pair is not None:
             seen.append(by_pair != -jnp.inf)
@@ -171,26 +190,22 @@ class Element:
         if self.key.shape[-2] != self.plan.S:
             there = col + jnp.arange(self.cols) < self.plan.S
             seen.append(self.by_pair(there[None, None, None]))
-        if constants.bad_query is not None and self.query.shape[-2] != self.plan.T:
-            there = row + jnp.arange(self.rows) < self.plan.T  # else what fills up sees NaN
-            seen.append(self.by_row(there[None, None]))
         return logits, functools.reduce(jnp.logical_and, seen) if seen else None
 
-    def rising(self) -> Callable[..., tuple[jax.Array, jax.Array]] | None:
-        """``Plan.rising`` where that is all there is to the logits of a block, and all are seen."""
-        bare = self.mask is None and self.bias is None and self.constants.bad_key is None
-        return self.plan.rising if bare and self.key.shape[-2] == self.plan.S else None
+    def whole(self, row: Any, col: Any) -> Any:
+        """Whether ``Plan.bare`` does for the block, and all of it is seen."""
+        if self.plan.bare is None or self.bias is not None:
+            return False
+        whole = True if self.mask is None else self.mask.all(row, col, self.rows, self.cols)
+        if self.key.shape[-2] != self.plan.S:
+            whole &= col + self.cols <= self.plan.S
+        if self.plan.may_be_bare is not None:
+            whole &= self.plan.may_be_bare(self.query)
+        return whole
 
-    def _by_col(self, x: jax.Array, col: Any) -> jax.Array:
+    def by_col(self, x: jax.Array, col: Any) -> jax.Array:
+        """The block of ``x [H, S']`` against a block."""
         return self.by_pair(self.cols_of(x, col)[:, None, None])
-
-    def mixing(self, weights: jax.Array, visible: Any, row: Any, col: Any) -> jax.Array:
-        """The weights as the values get them: some dropped, NaN where NaN is to be seen."""
-        weights = self.drop(weights, row, col)
-        if self.constants.bad_value is None:
-            return weights
-        bad = self._by_col(self.constants.bad_value[self.m], col)
-        return jnp.where(bad if visible is None else bad & visible, jnp.nan, weights)
 
     def drop(self, x: jax.Array, row: Any, col: Any) -> jax.Array:
         """Dropout, and its transpose, without the factor ``1 / (1 - rate)``."""

@@ -11,17 +11,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attn_research.numerics import wide
+from attn_research.numerics import inner, wide
 
-# Terms of the logits up to here: a rounding error of about 1e-4, in float32, at most.
-_LARGEST = 1024.0
+# Of the terms of logits. Up to here contexts have at most 1.4 times the error that they have by
+# differences (means of |context - exact|, d = 8 and 64); at 60 it is 2 to 3 times.
+_LARGEST = 32.0
 
 
 def prepare(query: jax.Array, key: jax.Array, factor: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``query [..., T, N, E]`` and ``key [..., S, K, E]`` moved alike; ``query`` with one more
-    feature: 1 where ``minus_squares`` must take differences, else 0.
+    """``query [..., T, N, E]`` and ``key [..., S, K, E]`` moved alike, and with two features
+    more: ``[2 q, -|q|^2, -1]`` and ``[k, 1, |k|^2]``, whose product is minus the squared distance
+    (without derivative in the two). Instead of -1 there is 0 where differences must be taken.
 
-    ``factor``, a scalar or ``[N]``, is by what the squares will be multiplied.
+    ``factor`` is the largest number by which the squares will be multiplied.
     """
     dtype = wide(query.dtype, key.dtype)
     top = float(jnp.finfo(dtype).max) / 4  # beyond this the differences may overflow
@@ -39,11 +41,18 @@ def prepare(query: jax.Array, key: jax.Array, factor: jax.Array) -> tuple[jax.Ar
     away = jnp.maximum(largest(q - centre), largest(k - centre))
     centre = jnp.where(away < jnp.abs(centre) / 2, centre, 0)  # nor if it is inf
     terms = [largest(jnp.sum(jnp.square(x - centre), -1, keepdims=True)) for x in (q, k)]
-    near = jnp.max(jnp.abs(factor)) * (terms[0] + terms[1]) < _LARGEST
+    near = factor * (terms[0] + terms[1]) < _LARGEST
     query, key = query - centre, key - centre
-    far = jnp.broadcast_to(jnp.where(near, 0, 1).astype(dtype), (*query.shape[:-1], 1))
-    query = jnp.concatenate([query, far], -1)
-    return query.reshape(*query.shape[:-3], shape[-2], shape[-1] + 1), key[..., 0, :]
+    norms = [lax.stop_gradient(inner(x, x)[..., None]) for x in (query, key)]
+    product = jnp.broadcast_to(jnp.where(near, -1, 0).astype(dtype), norms[0].shape)
+    query = jnp.concatenate([2 * query, -norms[0], product], -1)
+    key = jnp.concatenate([key, jnp.ones_like(norms[1]), norms[1]], -1)
+    return query.reshape(*query.shape[:-3], shape[-2], shape[-1] + 2), key[..., 0, :]
+
+
+def near(query: jax.Array) -> jax.Array:
+    """Whether ``minus_squares`` may take the product. What fills up the last block is 1."""
+    return query[..., -1].min() < 0
 
 
 @jax.custom_vjp
@@ -60,12 +69,12 @@ def minus_squares(x: jax.Array, y: jax.Array, far: jax.Array) -> jax.Array:
 
 def values(x: jax.Array, y: jax.Array, far: jax.Array) -> jax.Array:
     """The same, with derivatives as JAX makes them."""
-    return lax.cond(far, _by_differences, _by_product, x, y)
+    return lax.cond(far, _by_differences, by_product, x, y)
 
 
-def _by_product(x: jax.Array, y: jax.Array) -> jax.Array:
+def by_product(x: jax.Array, y: jax.Array) -> jax.Array:
     product = jnp.einsum("re,ce->rc", x, y, precision=lax.Precision.HIGHEST)
-    return 2 * product - (jnp.sum(x * x, -1)[:, None] + jnp.sum(y * y, -1))
+    return 2 * product - (inner(x, x)[:, None] + inner(y, y))
 
 
 def _by_differences(x: jax.Array, y: jax.Array) -> jax.Array:

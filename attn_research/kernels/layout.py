@@ -1,6 +1,7 @@
 """From the arrays of ``attend`` to the layout of the blocked kernel and back."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -45,8 +46,7 @@ def context_and_lse(
 ) -> tuple[jax.Array, jax.Array | None]:
     """``[..., T, N, Dv]`` in at least float32, and ``[..., N, T]`` if the stream gives it."""
     if problem.pairwise == "squared_distance" and not any_mode:
-        factor = jax.lax.stop_gradient(pairs.factor_of(problem.params))
-        query, key = distance.prepare(problem.query, problem.key, factor)
+        query, key = distance.prepare(problem.query, problem.key, pairs.largest_factor(problem))
         problem = dataclasses.replace(problem, query=query, key=key)
     arrays = problem.query, problem.key, problem.value
     value = problem.value.astype(numerics.wide(*(x.dtype for x in arrays)))
@@ -54,7 +54,7 @@ def context_and_lse(
     problem, shape = dataclasses.replace(problem, value=value / power), Shape.of(problem)
     plan, inputs, constants = _lay_out(problem, shape, stream, normalizer, any_mode)
     attend = blocked.attend_any_mode if any_mode else blocked.attend
-    out, lse = attend(plan, inputs, constants)
+    out, lse = _spoil(problem, shape, (plan, inputs, constants), *attend(plan, inputs, constants))
     T, heads = problem.query.shape[-3:-1]
     out = out[..., :T, :].reshape(*shape.batch, heads, T, out.shape[-1])
     out = jnp.moveaxis(out, -3, -2)
@@ -97,6 +97,27 @@ class Shape:
         M = math.prod(batch) * key_heads // blocks.together
         return Shape(batch, M, blocks.together, G, *padded, blocks)
 
+    def of_queries(self, x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
+        """``[..., T, heads, E]`` -> ``[B, T', heads, E]``: no copy, if nothing is missing."""
+        x = jnp.broadcast_to(x, self.batch + x.shape[-3:])
+        return _pad(x.reshape(math.prod(self.batch), *x.shape[-3:]), 1, self.T, fill)
+
+    def of_keys(self, x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
+        """``[..., S, K | K', E]`` -> ``[B, S', K, E]``."""
+        x = jnp.repeat(x, self.M * self.H // math.prod(self.batch) // x.shape[-2], -2)
+        x = jnp.broadcast_to(x, self.batch + x.shape[-3:])
+        return _pad(x.reshape(math.prod(self.batch), *x.shape[-3:]), 1, self.S, fill)
+
+    def by_query(self, x: jax.Array, fill: Any) -> jax.Array:
+        """``[..., T, N]`` -> ``[M, H, G, T']``."""
+        x = self.of_queries(x[..., None], fill).swapaxes(1, 2)
+        return x.reshape(self.M, self.H, self.G, self.T)
+
+    def by_key(self, x: jax.Array, fill: Any) -> jax.Array:
+        """``[..., S, K | K']`` -> ``[M, H, S']``."""
+        x = self.of_keys(x[..., None], fill).swapaxes(1, 2)
+        return x.reshape(self.M, self.H, self.S)
+
 
 def block_sizes(pairwise: Any, key_heads: int, G: int, T: int, S: int, E: int) -> Sizes:
     """Blocks that stay in cache, whatever T and S.
@@ -132,40 +153,17 @@ def _even(length: int, most: int) -> int:
 def _lay_out(
     problem: Problem, shape: Shape, stream: Any, normalizer: Any, any_mode: bool
 ) -> tuple[Plan, Inputs, Constants]:
-    heads, key_heads = problem.query.shape[-2], problem.key.shape[-2]
+    heads = problem.query.shape[-2]
     dtype = numerics.wide(problem.query.dtype, problem.key.dtype)
-
-    def batched(x: jax.Array, length: int, fill: Any) -> jax.Array:
-        """``[..., L, heads, E]`` -> ``[B, length, heads, E]``: no copy, if nothing is missing."""
-        x = jnp.broadcast_to(x, shape.batch + x.shape[-3:])
-        return _pad(x.reshape(math.prod(shape.batch), *x.shape[-3:]), 1, length, fill)
-
-    def of_queries(x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
-        return batched(x, shape.T, fill)
-
-    def of_keys(x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
-        return batched(jnp.repeat(x, key_heads // x.shape[-2], -2), shape.S, fill)
-
-    def by_query(x: jax.Array, fill: Any) -> jax.Array:
-        """``[..., T, N]`` -> ``[M, H, G, T']``."""
-        x = of_queries(x[..., None], fill).swapaxes(1, 2)
-        return x.reshape(shape.M, shape.H, shape.G, shape.T)
-
-    def by_key(x: jax.Array, fill: Any) -> jax.Array:
-        """``[..., S, K | K']`` -> ``[M, H, S']``."""
-        return of_keys(x[..., None], fill).swapaxes(1, 2).reshape(shape.M, shape.H, shape.S)
 
     def own(x: Any) -> jax.Array:
         """``[N, ...]`` -> ``[N / (H G), H, G, ...]``."""
         return x.reshape(-1, shape.H, shape.G, *x.shape[1:])
 
-    def flags(x: Any, lay: Any) -> Any:
-        return None if x is None else lay(x, False)
-
     def each_head(x: Any) -> jax.Array:
         return own(jnp.broadcast_to(jnp.asarray(x, dtype), (heads,)))
 
-    logits, rising, shared, mine = pairs.logits_of(problem, own, each_head, any_mode)
+    functions, shared, mine = pairs.logits_of(problem, own, each_head, any_mode)
     bias = problem.bias
     if bias is not None:
         bias = bias.reshape((1,) * (len(shape.batch) + 3 - bias.ndim) + bias.shape)
@@ -175,32 +173,57 @@ def _lay_out(
     if problem.count is not None:
         T = problem.query.shape[-3]
         count = jnp.broadcast_to(jnp.asarray(problem.count), (*shape.batch, heads, T))
-        count = by_query(jnp.swapaxes(count, -1, -2), 1)
+        count = shape.by_query(jnp.swapaxes(count, -1, -2), 1)
     if not (isinstance(problem.dropout_rate, float | int) and problem.dropout_rate == 0):
         seeds = dropout.seeds(problem.dropout_key, (*shape.batch, heads))
         seeds = seeds.reshape(shape.M, shape.H, shape.G, 2)
         rate = jax.lax.stop_gradient(jnp.asarray(problem.dropout_rate))
     lengths = problem.query.shape[-3], problem.key.shape[-3]
-    plan = Plan(logits, rising, stream, shape.M, shape.batch, *lengths, shape.blocks)
+    plan = Plan(*functions, stream, shape.M, shape.batch, *lengths, shape.blocks)
     inputs = Inputs(
-        of_queries(problem.query.astype(dtype)),
-        of_keys(problem.key.astype(dtype)),
-        of_keys(problem.value, 0),
+        shape.of_queries(problem.query.astype(dtype)),
+        shape.of_keys(problem.key.astype(dtype)),
+        shape.of_keys(problem.value, 0),
         bias,
         shared,
         mine,
         jax.tree.map(each_head, normalizer),
     )
+
+    def flags(bad: Any, lay: Any) -> Any:
+        return None if bad is None else lay(bad[..., None], False)
+
     constants = Constants(
         problem.mask,
-        flags(problem.bad_query, by_query),
-        flags(problem.bad_key, by_key),
-        flags(problem.bad_value, by_key),
+        flags(problem.bad_query, shape.of_queries),
+        flags(problem.bad_key, shape.of_keys),
+        flags(problem.bad_value, shape.of_keys),
         count,
         seeds,
         rate,
     )
     return plan, inputs, constants
+
+
+def _spoil(
+    problem: Problem, shape: Shape, laid_out: tuple[Plan, Inputs, Constants], out: Any, lse: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """Context and lse with NaN, which gives no gradient, where a query or what it sees held NaN."""
+    if problem.bad_key is None:
+        return out, lse
+    flags = [problem.bad_key] if problem.bad_value is None else [problem.bad_key, problem.bad_value]
+    flags = [shape.by_key(x, False) for x in flags]
+    plan, inputs, constants = laid_out
+    inputs = jax.lax.stop_gradient(inputs)
+    bad_logits, *bad = jax.lax.cond(
+        functools.reduce(jnp.logical_or, [x.any() for x in flags]),
+        lambda: blocked.sees(plan, inputs, constants, flags),
+        lambda: [jnp.zeros(out.shape[:-1], bool)] * len(flags),
+    )
+    if problem.bad_query is not None:
+        bad_logits |= shape.by_query(problem.bad_query, False)
+    out = jnp.where(functools.reduce(jnp.logical_or, bad, bad_logits)[..., None], jnp.nan, out)
+    return out, None if lse is None else jnp.where(bad_logits & (lse > -jnp.inf), jnp.nan, lse)
 
 
 def _power(value: jax.Array) -> jax.Array:

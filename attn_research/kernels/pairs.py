@@ -1,5 +1,6 @@
 """The logits of a block: the pairwise kernel, and what comes between it and the normalizer."""
 
+import math
 from typing import Any
 
 import jax
@@ -10,7 +11,9 @@ from attn_research.kernels import additive, dense, distance
 from attn_research.params import PerHead
 
 
-def logits_of(problem: Any, own: Any, each_head: Any, any_mode: bool) -> tuple[Any, Any, Any, Any]:
+def logits_of(
+    problem: Any, own: Any, each_head: Any, any_mode: bool
+) -> tuple[tuple[Any, Any, Any, Any], Any, Any]:
     """The functions of a block (see ``Plan``), and parameters: those that heads share, and each.
 
     ``problem`` is that of ``layout.py``; ``own`` lays out what has a leading axis of heads,
@@ -60,17 +63,27 @@ def logits_of(problem: Any, own: Any, each_head: Any, any_mode: bool) -> tuple[A
         return numerics.clip_finite(x)
 
     def logits(
-        shared: Any, mine: Any, query: Any, key: Any, bias: Any, count: Any, turned: bool
+        shared: Any,
+        mine: Any,
+        query: Any,
+        key: Any,
+        bias: Any,
+        count: Any,
+        shrunk: Any,
+        turned: bool,
     ) -> tuple[jax.Array, Any]:
         params = mine["params"] if per_head else shared
-        x, kept = _pairs(pairwise, params, per_head, query, key, turned), None
+        x, kept = _pairs(pairwise, params, per_head, query, key, shrunk, turned), None
         if callable(problem.pairwise):
             kept = x != -jnp.inf
             x = numerics.clip_finite(jnp.where(kept, x, 0))
         return scaled(x, mine, bias, count, turned), kept
 
-    def rising(mine: Any, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        raw, power = numerics.contract_parts("hxe,hce->hxc", _merged(query), key)
+    def rising(
+        shared: Any, mine: Any, query: Any, key: Any, shrunk: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        """For dot: what comes after the product keeps its order."""
+        raw, power = numerics.contract_shrunk("hxe,hce->hxc", shrunk, key)
         largest = jnp.max(raw, -1, keepdims=True)
 
         def finish(x: jax.Array) -> jax.Array:
@@ -81,8 +94,27 @@ def logits_of(problem: Any, own: Any, each_head: Any, any_mode: bool) -> tuple[A
 
         return finish(raw), finish(largest)[..., 0]
 
-    rises = pairwise == "dot" and 0 <= static <= 1 and "scale" not in mine
-    return logits, rising if rises else None, shared, mine
+    def near(
+        shared: Any, mine: Any, query: Any, key: Any, shrunk: None
+    ) -> tuple[jax.Array, jax.Array]:
+        """For squared distance, where the product does."""
+        params = mine["params"] if per_head else shared
+        x, y = _merged(query)[0], key[0]  # heads one by one
+        squares = jnp.einsum("re,ce->rc", x, y, precision=jax.lax.Precision.HIGHEST)
+        factor = factor_of(params).astype(squares.dtype)
+        squares = squares.reshape(*query.shape[:-1], -1)
+        x = squares * (by_head(factor, False) if factor.ndim else factor)
+        x = scaled(x, mine, None, None, False)
+        return x, x.max(-1)
+
+    bare: Any = None
+    if pairwise == "squared_distance" and log_n is None:
+        bare = near
+    elif pairwise == "dot" and 0 <= static <= 1 and "scale" not in mine:
+        # In any mode what is kept for the gradient would be that of both ways.
+        bare = None if any_mode and problem.mask is not None else rising
+    may_be_bare = distance.near if bare is near else None
+    return (logits, bare, may_be_bare, _shrink if pairwise == "dot" else None), shared, mine
 
 
 def _merged(x: jax.Array) -> jax.Array:
@@ -90,8 +122,19 @@ def _merged(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[-1])
 
 
+def _shrink(x: jax.Array) -> Any:
+    """Of queries ``[H, G, rows, E]`` or keys ``[H, cols, E]``."""
+    return numerics.shrink(_merged(x) if x.ndim == 4 else x)
+
+
 def _pairs(
-    pairwise: Any, params: Any, per_head: bool, query: jax.Array, key: jax.Array, turned: bool
+    pairwise: Any,
+    params: Any,
+    per_head: bool,
+    query: jax.Array,
+    key: jax.Array,
+    shrunk: Any,
+    turned: bool,
 ) -> jax.Array:
     """``[H, G, rows, E]``, ``[H, cols, E]`` -> ``[H, G, rows, cols]``, or turned.
 
@@ -101,9 +144,9 @@ def _pairs(
     H, G = query.shape[:2]
     if pairwise == "dot":
         if turned:
-            out = numerics.contract("hce,hxe->hcx", key, _merged(query))
+            out = numerics.contract("hce,hxe->hcx", key, _merged(query), shrunk)
             return out.reshape(H, key.shape[-2], *query.shape[1:-1])
-        out = numerics.contract("hxe,hce->hxc", _merged(query), key)
+        out = numerics.contract("hxe,hce->hxc", _merged(query), key, shrunk)
         return out.reshape(*query.shape[:-1], key.shape[-2])
 
     def f(params: Any, query: jax.Array, key: jax.Array) -> jax.Array:
@@ -142,16 +185,28 @@ def _additive() -> Any:
 
 
 def _squared_distance(params: Any, query: jax.Array, key: jax.Array, turned: bool) -> jax.Array:
-    """As in ``dense.py``, of what ``distance.prepare`` made: ``[rows, E + 1]``, ``[cols, E]``."""
-    far = query[:, -1].min() > 0  # what fills up the last block is 1
+    """As in ``dense.py``, of what ``distance.prepare`` made."""
+    far, query, key = ~distance.near(query), query[:, :-2] / 2, key[:, :-2]
     if turned:
-        squares = distance.minus_squares(key, query[:, :-1], far)
+        squares = distance.minus_squares(key, query, far)
     else:
-        squares = distance.values(query[:, :-1], key, far)
+        squares = distance.values(query, key, far)
     overflow = squares == -jnp.inf
     factor = factor_of(params).astype(query.dtype)
     scaled = numerics.clip_finite(jnp.where(overflow, 0, squares) * factor)
     return jnp.where(overflow, -float(jnp.finfo(query.dtype).max), scaled)
+
+
+def largest_factor(problem: Any) -> jax.Array:
+    """The largest number, without its sign, by which squared distances are multiplied."""
+    scale, log_n = problem.scale, scaling.as_log_n(problem.scale)
+    times: Any = 1.0
+    if log_n is not None:
+        scale, times = None, log_n.s * math.log(max(problem.key.shape[-3], 2))
+    if scale is None or isinstance(scale, str):
+        scale = scaling.resolve(scale, problem.default_scale, problem.dim)
+    factor = jnp.max(jnp.abs(factor_of(problem.params)))
+    return jax.lax.stop_gradient(factor * jnp.max(jnp.abs(scale)) * jnp.max(jnp.abs(times)))
 
 
 def factor_of(params: Any) -> jax.Array:

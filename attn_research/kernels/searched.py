@@ -16,6 +16,7 @@ from attn_research.kernels.blocks import Element
 from attn_research.kernels.streams import Fold, Seen, hidden
 from attn_research.normalizers import entmax
 from attn_research.normalizers._threshold import terms
+from attn_research.numerics import inner
 
 
 class _Searched:
@@ -36,7 +37,7 @@ class _Searched:
         return context, found[0], (found, mean / jnp.where(total == 0, 1, total)[..., None])
 
     def delta(self, kept: Any, context: Any, d_context: Any, d_lse: Any) -> jax.Array:
-        return jnp.sum(d_context * kept[1], -1)
+        return inner(d_context, kept[1])
 
     def pull(
         self, one: Element, kept: Any, logits: Any, visible: Any, d_weights: Any, delta: Any

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_research.kernels.blocks import Element
-from attn_research.numerics import clip_finite
+from attn_research.numerics import clip_finite, inner
 
 Mix = Callable[[jax.Array], jax.Array]  # weights -> weights @ values
 
@@ -70,7 +70,7 @@ class Softmax:
         return context / seen[..., None], top + log, (jnp.where(top == -jnp.inf, 0, top), log)
 
     def delta(self, kept: Any, context: Any, d_context: Any, d_lse: Any) -> jax.Array:
-        return jnp.sum(d_context * context, -1) - d_lse
+        return inner(d_context, context) - d_lse
 
     def pull(
         self, one: Element, kept: Any, logits: Any, visible: Any, d_weights: Any, delta: Any
@@ -78,11 +78,10 @@ class Softmax:
         """Weights, d logits, d normalizer."""
         top, log = kept
         # At most 0, but for rounding: of logits of 1e19, computed in two ways, that is 1e12.
-        weights = jnp.exp(jnp.minimum(logits - one.by_row(top) - one.by_row(log), 0))
+        logs = jnp.minimum(logits - one.by_row(top) - one.by_row(log), 0)
+        weights = jnp.exp(logs if visible is None else jnp.where(visible, logs, -jnp.inf))
         d_logits = weights * (d_weights - one.by_row(delta))
-        if visible is not None:
-            weights, d_logits = (jnp.where(visible, x, 0) for x in (weights, d_logits))
-        return weights, d_logits, None
+        return weights, d_logits if visible is None else jnp.where(visible, d_logits, 0), None
 
 
 class Elementwise:
@@ -126,7 +125,7 @@ def _weigh(
 
     heads = one.H * one.G
     merged = heads_first(logits)
-    count = heads_first(one.by_row(count)).astype(logits.dtype)
+    count = jnp.maximum(heads_first(one.by_row(count)), 1).astype(logits.dtype)
     options = jax.tree.map(lambda x: x.reshape(heads), normalizer)
     weights = options.weigh(
         merged.reshape(heads, *merged.shape[2:]), count.reshape(heads, *count.shape[2:])
