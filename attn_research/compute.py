@@ -132,9 +132,9 @@ def _blocked(
     if choose.needs_count(options):
         seen = count.visible_keys(inputs.mask, inputs.bias, *inputs.shape[-2:])
     query, key, dim = _place(inputs, options, safe.query, safe.key, seen)
-    if pairwise == "dot":  # not cleaned twice: that is a copy
-        query = inputs.query if query is safe.query else query
-        key = inputs.key if key is safe.key else key
+    # What no transform reads can be cleaned where it is taken from: before, that would be a copy.
+    raw = tuple(pairwise == "dot" and x is y for x, y in ((query, safe.query), (key, safe.key)))
+    query, key = inputs.query if raw[0] else query, inputs.key if raw[1] else key
     if callable(pairwise):  # a wrong shape is said of the whole, not of a block
         jax.eval_shape(functools.partial(dense.logits, pairwise), pairwise_params, query, key)
     problem = layout.Problem(
@@ -148,6 +148,7 @@ def _blocked(
         safe.bad_query,
         safe.bad_key,
         safe.bad_value,
+        raw,
         seen,
         options.scale,
         _default_scale(options),

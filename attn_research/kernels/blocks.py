@@ -76,7 +76,7 @@ class Constants:
     """What has none, or None."""
 
     mask: Mask | None
-    bad_query: Any  # [B, T', N, 1]: what must not be read, where that is not known to be clean
+    bad_query: Any  # [B, T', N, 1]: what must not be read, if it is still there
     bad_key: Any  # [B, S', K, 1]
     bad_value: Any
     count: Any  # [M, H, G, T']: visible keys

@@ -20,8 +20,8 @@ _LARGEST = 32.0
 
 def prepare(query: jax.Array, key: jax.Array, factor: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``query [..., T, N, E]`` and ``key [..., S, K, E]`` moved alike, and with two features
-    more: ``[2 q, -|q|^2, -1]`` and ``[k, 1, |k|^2]``, whose product is minus the squared distance
-    (without derivative in the two). Instead of -1 there is 0 where differences must be taken.
+    more: ``[2 q, -|q|^2, -1]`` and ``[k, 1, |k|^2]``, whose product is minus the squared distance.
+    Instead of -1 there is 0 where differences must be taken.
 
     ``factor`` is the largest number by which the squares will be multiplied.
     """
@@ -43,7 +43,7 @@ def prepare(query: jax.Array, key: jax.Array, factor: jax.Array) -> tuple[jax.Ar
     terms = [largest(jnp.sum(jnp.square(x - centre), -1, keepdims=True)) for x in (q, k)]
     near = factor * (terms[0] + terms[1]) < _LARGEST
     query, key = query - centre, key - centre
-    norms = [lax.stop_gradient(inner(x, x)[..., None]) for x in (query, key)]
+    norms = [inner(x, x)[..., None] for x in (query, key)]
     product = jnp.broadcast_to(jnp.where(near, -1, 0).astype(dtype), norms[0].shape)
     query = jnp.concatenate([2 * query, -norms[0], product], -1)
     key = jnp.concatenate([key, jnp.ones_like(norms[1]), norms[1]], -1)

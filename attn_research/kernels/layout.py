@@ -32,6 +32,7 @@ class Problem:
     bad_query: Any
     bad_key: Any
     bad_value: Any
+    raw: tuple[bool, ...]  # whether NaN still is in query, in key; in value it is
     count: Any
     scale: Any
     default_scale: str
@@ -190,13 +191,13 @@ def _lay_out(
         jax.tree.map(each_head, normalizer),
     )
 
-    def flags(bad: Any, lay: Any) -> Any:
-        return None if bad is None else lay(bad[..., None], False)
+    def flags(bad: Any, lay: Any, raw: bool = True) -> Any:
+        return lay(bad[..., None], False) if raw and bad is not None else None
 
     constants = Constants(
         problem.mask,
-        flags(problem.bad_query, shape.of_queries),
-        flags(problem.bad_key, shape.of_keys),
+        flags(problem.bad_query, shape.of_queries, problem.raw[0]),
+        flags(problem.bad_key, shape.of_keys, problem.raw[1]),
         flags(problem.bad_value, shape.of_keys),
         count,
         seeds,

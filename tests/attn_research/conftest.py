@@ -23,7 +23,7 @@ def pytest_addoption(parser):
 @pytest.fixture(autouse=True)
 def chosen_implementation(request, monkeypatch):
     name = request.config.getoption("--implementation")
-    if name and request.node.path.name != "test_blocked.py":  # it has blocks of its own
+    if name and not request.node.path.name.startswith("test_blocked"):  # they have their own
         in_tiny_blocks(monkeypatch, name)
     return name
 
