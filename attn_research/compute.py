@@ -177,7 +177,8 @@ def _blocked(
         return jnp.where((largest == -jnp.inf).swapaxes(-1, -2)[..., None], 0, out), lse
     out, lse = layout.context_and_lse(problem, streams.SOFTMAX, None, any_mode)
     assert lse is not None
-    out = jnp.where((lse == -jnp.inf).swapaxes(-1, -2)[..., None], 0, out)
+    if inputs.mask is not None or inputs.bias is not None or callable(pairwise):
+        out = jnp.where((lse == -jnp.inf).swapaxes(-1, -2)[..., None], 0, out)
     if normalizer.STREAMS == "sinks":
         out = out * normalizer.kept(lse).swapaxes(-1, -2)[..., None]
     return out, lse
