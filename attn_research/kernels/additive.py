@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attn_research.numerics import vary, varying
+
 
 @jax.custom_vjp
 def sum_tanh(query: jax.Array, key: jax.Array, v: jax.Array) -> jax.Array:
@@ -86,6 +88,7 @@ def _sums(row: Any, query: jax.Array, v: jax.Array, g: jax.Array) -> tuple[jax.A
         return (d_key + xs[1][:, None] * slopes, d_v), d_query
 
     start = jnp.zeros((g.shape[1], v.shape[0]), g.dtype), jnp.zeros_like(v)
+    start = vary(start, varying((query, v, g)))
     (d_key, d_v), d_query = lax.scan(step, start, (query, g))
     return d_query * v, d_key * v, d_v
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from attn_research.kernels.blocks import Constants, Element, Inputs, Plan
 from attn_research.kernels.streams import Seen
-from attn_research.numerics import contract, wide
+from attn_research.numerics import contract, vary, wide
 
 
 def attend_any_mode(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
@@ -64,6 +65,7 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
 
                     return _unless_empty(one, row, col, see, carry), None
 
+                start = vary(start, plan.axes)
                 return lax.scan(column_block, start, jnp.arange(blocks[1]))[0]
 
             shape = one.H, one.G, one.rows
@@ -123,7 +125,7 @@ def sees(plan: Plan, inputs: Inputs, constants: Constants, flags: Any) -> Any:
                 return jax.tree.map(add, carry, flags), None
 
             start = jax.tree.map(lambda _: jnp.zeros((one.H, one.G, one.rows), bool), flags)
-            return lax.scan(column_block, start, jnp.arange(blocks[1]))[0]
+            return lax.scan(column_block, vary(start, plan.axes), jnp.arange(blocks[1]))[0]
 
         blocks = one.blocks()
         return jax.tree.map(
@@ -203,25 +205,24 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
 
             d_query, *rest = carry
             zeros = jnp.zeros_like(key), jnp.zeros(value.shape, dtype)
-            carry, _ = lax.scan(row_block, (d_query, *zeros, *rest), jnp.arange(blocks[0]))
+            carry = vary((d_query, *zeros, *rest), plan.axes)
+            carry, _ = lax.scan(row_block, carry, jnp.arange(blocks[0]))
             d_query, d_key, d_value, *rest = carry
             return (d_query, *rest), (d_key, d_value)
 
         heads_now = jax.tree.map(lambda x: x[one.group], d_heads)
         start = jnp.zeros_like(one.query), d_bias, d_shared, heads_now
         (d_query, d_bias, d_shared, heads_now), columns = lax.scan(
-            column_block, start, jnp.arange(blocks[1])
+            column_block, vary(start, plan.axes), jnp.arange(blocks[1])
         )
         d_heads = jax.tree.map(lambda x, y: x.at[one.group].set(y), d_heads, heads_now)
         d_key, d_value = (_join(x, 1) for x in columns)
         return (d_bias, d_shared, d_heads), (d_query, d_key, d_value)
 
-    start = jax.tree.map(
-        jnp.zeros_like, (inputs.bias, inputs.shared, (inputs.own, inputs.normalizer))
-    )
-    (d_bias, d_shared, (d_own, d_normalizer)), (d_query, d_key, d_value) = lax.scan(
-        element, start, jnp.arange(plan.elements)
-    )
+    ours = inputs.bias, inputs.shared, (inputs.own, inputs.normalizer)
+    start = vary(jax.tree.map(lambda x: jnp.zeros(x.shape, wide(x.dtype)), ours), plan.axes)
+    sums, (d_query, d_key, d_value) = lax.scan(element, start, jnp.arange(plan.elements))
+    d_bias, d_shared, (d_own, d_normalizer) = jax.tree.map(_like, sums, ours)
 
     def back(x: jax.Array) -> jax.Array:
         """``[M, H, ..., L, E]`` -> ``[B, L, heads, E]``."""
@@ -245,8 +246,19 @@ def _join(blocks: jax.Array, axis: int) -> jax.Array:
 def _add(x: jax.Array, block: jax.Array, start: tuple[Any, ...]) -> jax.Array:
     """``x`` with ``block`` added at ``start``."""
     now = lax.dynamic_slice(x, start, block.shape)
-    return lax.dynamic_update_slice(x, now + block, start)
+    return lax.dynamic_update_slice(x, now + block.astype(x.dtype), start)
 
 
-def _sum(x: Any, y: Any) -> Any:
-    return jax.tree.map(jnp.add, x, y)
+def _sum(sums: Any, parts: Any) -> Any:
+    """Their sums, in at least float32; what is no float has no derivative."""
+
+    def add(total: jax.Array, part: jax.Array) -> jax.Array:
+        return total if part.dtype == jax.dtypes.float0 else total + part
+
+    return jax.tree.map(add, sums, parts)
+
+
+def _like(total: jax.Array, x: jax.Array) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return total.astype(x.dtype)
+    return np.zeros(x.shape, jax.dtypes.float0)

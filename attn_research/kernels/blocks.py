@@ -54,6 +54,7 @@ class Plan:
     T: int
     S: int
     sizes: Sizes
+    axes: frozenset[str] = frozenset()  # of a mesh, over which the inputs vary
 
 
 @jax.tree_util.register_dataclass
@@ -214,7 +215,7 @@ class Element:
             return x
         at = row + jnp.arange(self.rows), col + jnp.arange(self.cols)
         kept = self.by_pair(dropout.keep(seeds[self.m], rate, *at))
-        return jnp.where(kept, x, 0)
+        return jnp.where(kept | jnp.isnan(x), x, 0)
 
     def bias_start(self, row: Any, col: Any) -> tuple[Any, ...]:
         """Where the block is in the bias."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_research.mask_algebra import Dense, Mask
-from attn_research.numerics import three_axes
+from attn_research.numerics import three_axes, vary, varying
 
 _ROWS, _COLS = 128, 1024
 
@@ -35,6 +35,7 @@ def visible_keys(mask: Mask | None, bias: jax.Array | None, T: int, S: int) -> A
 
         lead = jax.eval_shape(lambda: mask.block(0, 0, rows, cols)).shape[:-2]
         start = jnp.zeros((*(lead or (1,)), rows), int)
+        start = vary(start, varying(mask))
         return lax.scan(add, start, cols * jnp.arange(math.ceil(S / cols)))[0]
 
     total = lax.map(row_block, rows * jnp.arange(math.ceil(T / rows)))

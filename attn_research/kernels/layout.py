@@ -51,9 +51,11 @@ def context_and_lse(
         problem = dataclasses.replace(problem, query=query, key=key)
     arrays = problem.query, problem.key, problem.value
     value = problem.value.astype(numerics.wide(*(x.dtype for x in arrays)))
-    power = _power(value)
+    power = _power(value, problem.bad_value)
     problem, shape = dataclasses.replace(problem, value=value / power), Shape.of(problem)
     plan, inputs, constants = _lay_out(problem, shape, stream, normalizer, any_mode)
+    plan = dataclasses.replace(plan, axes=numerics.varying((inputs, constants)))
+    inputs = numerics.vary(inputs, plan.axes)
     attend = blocked.attend_any_mode if any_mode else blocked.attend
     out, lse = _spoil(problem, shape, (plan, inputs, constants), *attend(plan, inputs, constants))
     T, heads = problem.query.shape[-3:-1]
@@ -62,7 +64,10 @@ def context_and_lse(
     if constants.rate is not None:
         power = power / (1 - jnp.asarray(problem.dropout_rate, power.dtype))
     out = numerics.grow(out, jnp.repeat(power, heads // power.shape[-2], -2))
-    return out, None if lse is None else lse[..., :T].reshape(*shape.batch, heads, T)
+    if lse is None:
+        return out, None
+    lse = lse.astype(numerics.wide(problem.query.dtype, problem.key.dtype))
+    return out, lse[..., :T].reshape(*shape.batch, heads, T)
 
 
 def lse(problem: Problem, any_mode: bool = False) -> jax.Array:
@@ -98,12 +103,13 @@ class Shape:
         M = math.prod(batch) * key_heads // blocks.together
         return Shape(batch, M, blocks.together, G, *padded, blocks)
 
-    def of_queries(self, x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
-        """``[..., T, heads, E]`` -> ``[B, T', heads, E]``: no copy, if nothing is missing."""
+    def of_queries(self, x: jax.Array, fill: Any = None) -> jax.Array:
+        """``[..., T, heads, E]`` -> ``[B, T', heads, E]``: no copy, if nothing is missing. ``fill``
+        None repeats the last."""
         x = jnp.broadcast_to(x, self.batch + x.shape[-3:])
         return _pad(x.reshape(math.prod(self.batch), *x.shape[-3:]), 1, self.T, fill)
 
-    def of_keys(self, x: jax.Array, fill: Any = numerics.HARMLESS) -> jax.Array:
+    def of_keys(self, x: jax.Array, fill: Any = None) -> jax.Array:
         """``[..., S, K | K', E]`` -> ``[B, S', K, E]``."""
         x = jnp.repeat(x, self.M * self.H // math.prod(self.batch) // x.shape[-2], -2)
         x = jnp.broadcast_to(x, self.batch + x.shape[-3:])
@@ -218,8 +224,8 @@ def _spoil(
     inputs = jax.lax.stop_gradient(inputs)
     bad_logits, *bad = jax.lax.cond(
         functools.reduce(jnp.logical_or, [x.any() for x in flags]),
-        lambda: blocked.sees(plan, inputs, constants, flags),
-        lambda: [jnp.zeros(out.shape[:-1], bool)] * len(flags),
+        lambda: blocked.sees(plan, inputs, constants, numerics.vary(flags, plan.axes)),
+        lambda: numerics.vary([jnp.zeros(out.shape[:-1], bool)] * len(flags), plan.axes),
     )
     if problem.bad_query is not None:
         bad_logits |= shape.by_query(problem.bad_query, False)
@@ -227,19 +233,23 @@ def _spoil(
     return out, None if lse is None else jnp.where(bad_logits & (lse > -jnp.inf), jnp.nan, lse)
 
 
-def _power(value: jax.Array) -> jax.Array:
+def _power(value: jax.Array, bad: jax.Array | None) -> jax.Array:
     """``[..., 1, K', 1]``: a power of two by which values are divided, 1 unless they are so large
     that a sum of them overflows, though not one of their means."""
-    top = jnp.max(jnp.abs(jax.lax.stop_gradient(value)), axis=(-3, -1), keepdims=True, initial=0)
+    top = jnp.max(jnp.abs(jax.lax.stop_gradient(value)), -1, keepdims=True, initial=0)
+    top = top if bad is None else jnp.where(bad[..., None], 0, top)
+    top = jnp.max(top, -3, keepdims=True, initial=0)
     room = 2.0 ** (math.ceil(math.log2(max(value.shape[-3], 1))) + 2)
     limit = float(jnp.finfo(value.dtype).max) / room
     return jnp.where(top > limit, room, 1).astype(value.dtype)
 
 
-def _pad(x: jax.Array, axis: int, size: int, value: Any) -> jax.Array:
+def _pad(x: jax.Array, axis: int, size: int, fill: Any) -> jax.Array:
     missing = size - x.shape[axis]
     if not missing:
         return x
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, missing)
-    return jnp.pad(x, widths, constant_values=value)
+    if fill is None:  # what a score has derivatives at
+        return jnp.pad(x, widths, mode="edge")
+    return jnp.pad(x, widths, constant_values=fill)

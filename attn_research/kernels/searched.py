@@ -16,7 +16,7 @@ from attn_research.kernels.blocks import Element
 from attn_research.kernels.streams import Fold, Seen, hidden
 from attn_research.normalizers import entmax
 from attn_research.normalizers._threshold import terms
-from attn_research.numerics import inner
+from attn_research.numerics import inner, vary
 
 
 class _Searched:
@@ -82,11 +82,12 @@ class Threshold(_Searched):
             t = jnp.maximum(*state)
             return newton(t), t
 
-        start = jnp.full(rows, -1, dtype)
-        _, t = lax.while_loop(
+        start = vary(jnp.full(rows, -1, dtype), one.plan.axes)
+        step, t = lax.while_loop(
             lambda state: jnp.any(state[0] > state[1]), climb, (newton(start), start)
         )
-        return top, t
+        # The value is t, which is not below; the derivative that of the last step.
+        return top, lax.stop_gradient(t - step) + step
 
     def weigh(self, one: Element, found: Any, z: jax.Array) -> tuple[jax.Array, jax.Array]:
         value, slope = terms(z / self.power - found[0], self.power)
@@ -111,8 +112,9 @@ class Bisection(_Searched):
 
             return fold(add, [jnp.zeros(rows, dtype)] * 2)
 
-        high = jnp.full(rows, math.log(one.plan.S), dtype)
-        y = lax.stop_gradient(entmax.bisect(lambda y: sums(y)[0], jnp.zeros(rows, dtype), high))
+        bracket = jnp.zeros(rows, dtype), jnp.full(rows, math.log(one.plan.S), dtype)
+        bracket = vary(bracket, one.plan.axes)
+        y = lax.stop_gradient(entmax.bisect(lambda y: sums(y)[0], *bracket))
         # A step of Newton's method, which moves y by rounding errors and has its derivative.
         total, slopes = sums(y)
         slopes = lax.stop_gradient(jnp.where(slopes == 0, 1, slopes))
