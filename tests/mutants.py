@@ -256,8 +256,8 @@ MUTANTS = [
     Mutant(
         "blocked: gradient of the lse forgotten",
         "kernels/streams.py",
-        "jnp.sum(d_context * context, -1) - d_lse",
-        "jnp.sum(d_context * context, -1)",
+        "inner(d_context, context) - d_lse",
+        "inner(d_context, context)",
         "blocked",
     ),
     Mutant(
@@ -270,15 +270,36 @@ MUTANTS = [
     Mutant(
         "blocked: what fills up the last block is seen",
         "kernels/blocks.py",
-        "if self.key.shape[-2] != self.plan.S:",
-        "if False:",
+        "there = col + jnp.arange(self.cols) < self.plan.S",
+        "there = col + jnp.arange(self.cols) >= 0",
         "blocked",
+    ),
+    Mutant(
+        "blocked: a block that is seen in part is taken for whole",
+        "kernels/blocks.py",
+        "self.mask.all(row, col, self.rows, self.cols)",
+        "self.mask.some(row, col, self.rows, self.cols)",
+        "blocked",
+    ),
+    Mutant(
+        "blocked: NaN that is seen is forgotten",
+        "kernels/blocked.py",
+        "return seen | (here if visible",
+        "return seen & (here if visible",
+        "blocked_traps",
+    ),
+    Mutant(
+        "splash: the queries are rounded once scaled",
+        "kernels/splash.py",
+        "rest = (query - rounded",
+        "rest = 0 * (query - rounded",
+        "fused",
     ),
     Mutant(
         "blocked: bias gradient of the last block alone",
         "kernels/blocked.py",
-        "return lax.dynamic_update_slice(x, now + block, start)",
-        "return lax.dynamic_update_slice(x, block, start)",
+        "return lax.dynamic_update_slice(x, now + block.astype(x.dtype), start)",
+        "return lax.dynamic_update_slice(x, block.astype(x.dtype), start)",
         "blocked",
     ),
     Mutant(

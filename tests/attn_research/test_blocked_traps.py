@@ -43,6 +43,21 @@ def test_a_hidden_nan_among_values_whose_sum_overflows(implementation, small_blo
     np.testing.assert_allclose(got, 3e38, rtol=1e-6)
 
 
+@pytest.mark.parametrize("implementation", BLOCKED)
+def test_nan_spoils_what_sees_it_and_nothing_else(implementation, small_blocks, arrays):
+    q, k, v = arrays(5, 7, 7)
+    given = dict(mask=ar.masks.causal(), implementation=implementation)
+    want, lse = ar.attend_with_lse(q, k, v, **given)
+    for spoiled in ((q, k.at[3].set(jnp.nan), v), (q, k, v.at[3].set(jnp.inf))):
+        got, got_lse = ar.attend_with_lse(*spoiled, **given)
+        np.testing.assert_array_equal(np.isnan(got).all(-1), [False] * 3 + [True] * 2)
+        np.testing.assert_array_equal(got[:3], want[:3])
+        np.testing.assert_array_equal(got_lse[:3], lse[:3])
+    got, got_lse = ar.attend_with_lse(q.at[2].set(jnp.nan), k, v, **given)
+    np.testing.assert_array_equal(np.isnan(got_lse), np.arange(5) == 2)
+    np.testing.assert_array_equal(np.delete(got, 2, 0), np.delete(want, 2, 0))
+
+
 @pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15", "entmax"])
 def test_forward_over_reverse_of_rows_with_one_weight(normalizer, small_blocks, rng):
     with jax.enable_x64(True):
