@@ -58,9 +58,10 @@ def attend(
         not: memory grows with T + S, in the gradient too. It has reverse mode (and forward over
         reverse, so ``jax.hessian``); "blocked_any_mode" also has ``jax.jvp`` and ``jax.linearize``,
         and a slower reverse mode that needs more memory. The last two refuse ``talking_heads`` and
-        normalizers that need whole rows. "cudnn" and "splash" are the fused kernels of NVIDIA GPUs
-        and of TPUs for plain softmax of 16-bit products, in reverse mode alone; products above 3e38
-        do not saturate there. "splash" on several TPUs must be within ``shard_map``.
+        normalizers that need whole rows; under a mask, rows that NaN spoils have no gradient there.
+        "cudnn" and "splash" are the fused kernels of NVIDIA GPUs and of TPUs for plain softmax of
+        16-bit products, in reverse mode alone; products above 3e38 do not saturate there. "splash"
+        on several TPUs must be within ``shard_map``.
 
     Returns:
       ``[..., T, N, Dv]`` (``[T, Dv]``) in the dtype of ``value``. Logits, softmax and sums are

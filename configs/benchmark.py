@@ -6,7 +6,7 @@ Hardware: 2 CPU cores, 16 GB; nothing else should run. Time: some 25 minutes, an
 `--config.repeats=3 --config.calls=1 --config.point_seconds=15` about 10; `:quick` (one short
 length, nothing to compare) under a minute.
 Should reach: the table that it prints says what was aimed at. Reached in three rounds, seed 0:
-dot/4096/forward/blocked_over_jax_nn = 3.7, .../forward_backward/... = 4.0, over torch 1.23, 1.14;
+dot/4096/forward/blocked_over_jax_nn = 3.7, .../forward_backward/... = 3.9, over torch 1.20, 1.14;
 additive/1024/forward/blocked_over_textbook = 11.2, .../forward_backward/... = 7.0.
 """
 
