@@ -111,19 +111,31 @@ def contract(spec: str, x: jax.Array, y: jax.Array, shrunk: Any = None) -> jax.A
     return grow(*contract_shrunk(spec, shrink(x) if shrunk is None else shrunk, y))
 
 
-def shrink(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def shrink(x: jax.Array, power: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """``x [..., E]`` divided by powers of two, so that a contraction with it cannot overflow, and
-    those, ``[..., 1]``."""
+    those, ``[..., 1]``: ``shrinking(x)``, if that is at hand."""
     if x.dtype == jnp.float16:  # it has too few exponents to divide in
         x = x.astype(jnp.float32)
+    power = shrinking(x) if power is None else power
+    top = _top(x)
+    return jnp.clip(x, -top, top) / power.astype(x.dtype), power
+
+
+def shrinking(x: jax.Array) -> jax.Array:
+    """The powers of two of ``shrink``, ``[..., 1]``."""
     # x / power must sum below the largest number, and 1 / power be a normal one: XLA multiplies by
     # it. So power <= 2^126 (2^1022), and what is above that divided by the number of terms is cut.
-    terms = 2.0 ** (2 + math.ceil(math.log2(max(x.shape[-1], 1))))
-    top = 2.0 ** (-jnp.finfo(wide(x.dtype)).minexp) / terms
     power = _power_of_two(x)
-    power = jnp.where(power < jnp.inf, jnp.minimum(power, top), power) * terms
-    power = jnp.maximum(power, 1)
-    return jnp.clip(x, -top, top) / power.astype(x.dtype), power
+    power = jnp.where(power < jnp.inf, jnp.minimum(power, _top(x)), power) * _terms(x)
+    return jnp.maximum(power, 1)
+
+
+def _terms(x: jax.Array) -> float:
+    return 2.0 ** (2 + math.ceil(math.log2(max(x.shape[-1], 1))))
+
+
+def _top(x: jax.Array) -> float:
+    return 2.0 ** (-jnp.finfo(wide(x.dtype)).minexp) / _terms(x)
 
 
 def contract_shrunk(spec: str, shrunk: Any, y: jax.Array) -> tuple[jax.Array, jax.Array]:

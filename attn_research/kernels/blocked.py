@@ -46,7 +46,7 @@ def _run(plan: Plan, inputs: Inputs, constants: Constants) -> Any:
             row = i * one.rows
             count = one.rows_of(constants.count, row)
             query = one.query_of(row)
-            look = functools.partial(_look, one, query, one.shrunk(query), dtype)
+            look = functools.partial(_look, one, query, one.shrunk(query, row), dtype)
 
             def fold(step: Any, start: Any) -> Any:
                 """``step(carry, block)`` for all blocks of the row that have a visible pair."""
@@ -165,7 +165,7 @@ def _backward(plan: Plan, residuals: Any, cotangents: Any) -> Any:
         def column_block(carry: Any, j: jax.Array) -> Any:
             col = j * one.cols
             key, value = one.cols_of(one.key, col), one.cols_of(one.value, col)
-            shrunk = one.shrunk(key)
+            shrunk = one.shrunk(key, col)
 
             def row_block(carry: Any, i: Any) -> Any:
                 row = i * one.rows

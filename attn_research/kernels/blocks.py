@@ -19,7 +19,7 @@ from jax import lax
 
 from attn_research import dropout
 from attn_research.mask_algebra import Mask
-from attn_research.numerics import HARMLESS
+from attn_research.numerics import HARMLESS, shrink
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +40,13 @@ class Plan:
     the logits of a block, finite or NaN, and which of them the score keeps (None: all). If ``bare``
     is not None, ``bare(shared, own, q, k, shrunk)`` gives logits and the largest of each row ``[H,
     G, rows]`` in less time, where there is neither bias nor count and ``may_be_bare(q)`` (None:
-    always). ``shrunk`` is ``shrink`` (None: is None) of q, or turned of k: it is the same for all
-    blocks of a row, or column.
+    always). ``shrunk``, for dot, is ``numerics.shrink`` of q ``[H, G rows, E]``, or turned of k:
+    the same for all blocks of a row, or column.
     """
 
     logits: Callable[..., tuple[jax.Array, Any]]
     bare: Callable[..., tuple[jax.Array, jax.Array]] | None
     may_be_bare: Callable[[jax.Array], jax.Array] | None
-    shrink: Callable[[jax.Array], Any] | None
     stream: Any
     elements: int  # M
     batch: tuple[int, ...]
@@ -80,6 +79,7 @@ class Constants:
     bad_query: Any  # [B, T', N, 1]: what must not be read, if it is still there
     bad_key: Any  # [B, S', K, 1]
     bad_value: Any
+    shrinking: Any  # [B, T', N, 1], [B, S', K, 1]: for dot, of query and key
     count: Any  # [M, H, G, T']: visible keys
     seeds: Any  # [M, H, G, 2]: of dropout
     rate: Any
@@ -114,6 +114,8 @@ class Element:
             clean(inputs.value, constants.bad_value),
         )
         query = clean(inputs.query, constants.bad_query)
+        # Of the arrays as they come in, since turning them here is a copy.
+        self.shrinking = None if constants.shrinking is None else take(constants.shrinking[turned])
         self.query = query.reshape(self.H, self.G, *query.shape[1:])
         self.own, self.normalizer = jax.tree.map(
             lambda x: x[self.group], (inputs.own, inputs.normalizer)
@@ -154,9 +156,15 @@ class Element:
         """``[H | 1, G | 1, rows | 1, cols | 1]`` against a block."""
         return jnp.moveaxis(x, -1, 1) if self.turned else x
 
-    def shrunk(self, x: jax.Array) -> Any:
-        """``Plan.shrink`` of queries, or turned of keys."""
-        return None if self.plan.shrink is None else self.plan.shrink(x)
+    def shrunk(self, x: jax.Array, start: Any) -> Any:
+        """Of queries, or turned of keys, that begin at ``start``: see ``Plan``."""
+        if self.shrinking is None:
+            return None
+        size = self.cols if self.turned else self.rows
+        power = lax.dynamic_slice_in_dim(self.shrinking, start, size, 1)
+        if not self.turned:
+            x, power = (y.reshape(self.H, self.G * size, y.shape[-1]) for y in (x, power))
+        return shrink(x, power)
 
     def bias_of(self, row: Any, col: Any) -> jax.Array | None:
         """That of a block."""

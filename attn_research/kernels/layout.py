@@ -200,11 +200,20 @@ def _lay_out(
     def flags(bad: Any, lay: Any, raw: bool = True) -> Any:
         return lay(bad[..., None], False) if raw and bad is not None else None
 
+    bad_query = flags(problem.bad_query, shape.of_queries, problem.raw[0])
+    bad_key = flags(problem.bad_key, shape.of_keys, problem.raw[1])
+
+    def shrinking(x: jax.Array, bad: Any) -> jax.Array:
+        power = jax.lax.stop_gradient(numerics.shrinking(x))
+        return power if bad is None else jnp.where(bad, 1, power)
+
+    dot = problem.pairwise == "dot"
     constants = Constants(
         problem.mask,
-        flags(problem.bad_query, shape.of_queries, problem.raw[0]),
-        flags(problem.bad_key, shape.of_keys, problem.raw[1]),
+        bad_query,
+        bad_key,
         flags(problem.bad_value, shape.of_keys),
+        (shrinking(inputs.query, bad_query), shrinking(inputs.key, bad_key)) if dot else None,
         count,
         seeds,
         rate,

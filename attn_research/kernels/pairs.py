@@ -13,7 +13,7 @@ from attn_research.params import PerHead
 
 def logits_of(
     problem: Any, own: Any, each_head: Any, any_mode: bool
-) -> tuple[tuple[Any, Any, Any, Any], Any, Any]:
+) -> tuple[tuple[Any, Any, Any], Any, Any]:
     """The functions of a block (see ``Plan``), and parameters: those that heads share, and each.
 
     ``problem`` is that of ``layout.py``; ``own`` lays out what has a leading axis of heads,
@@ -114,17 +114,12 @@ def logits_of(
         # In any mode what is kept for the gradient would be that of both ways.
         bare = None if any_mode and problem.mask is not None else rising
     may_be_bare = distance.near if bare is near else None
-    return (logits, bare, may_be_bare, _shrink if pairwise == "dot" else None), shared, mine
+    return (logits, bare, may_be_bare), shared, mine
 
 
 def _merged(x: jax.Array) -> jax.Array:
     """``[H, G, rows, E]`` -> ``[H, G rows, E]``: products over several axes are slow."""
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[-1])
-
-
-def _shrink(x: jax.Array) -> Any:
-    """Of queries ``[H, G, rows, E]`` or keys ``[H, cols, E]``."""
-    return numerics.shrink(_merged(x) if x.ndim == 4 else x)
 
 
 def _pairs(
