@@ -137,8 +137,8 @@ MUTANTS = [
     Mutant(
         "products overflow",
         "numerics.py",
-        "power = jnp.maximum(power, 1)",
-        "power = jnp.ones_like(power)",
+        "return jnp.maximum(power, 1)",
+        "return jnp.ones_like(power)",
         "numerics",
     ),
     Mutant(
