@@ -197,8 +197,9 @@ def _lay_out(
         jax.tree.map(each_head, normalizer),
     )
 
-    def flags(bad: Any, lay: Any, raw: bool = True) -> Any:
-        return lay(bad[..., None], False) if raw and bad is not None else None
+    def flags(bad: Any, lay: Any, raw: bool) -> Any:
+        # What fills up repeats the last vector: it is as bad.
+        return lay(bad[..., None]) if raw and bad is not None else None
 
     bad_query = flags(problem.bad_query, shape.of_queries, problem.raw[0])
     bad_key = flags(problem.bad_key, shape.of_keys, problem.raw[1])
@@ -212,7 +213,7 @@ def _lay_out(
         problem.mask,
         bad_query,
         bad_key,
-        flags(problem.bad_value, shape.of_keys),
+        flags(problem.bad_value, shape.of_keys, True),
         (shrinking(inputs.query, bad_query), shrinking(inputs.key, bad_key)) if dot else None,
         count,
         seeds,
