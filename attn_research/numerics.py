@@ -63,7 +63,7 @@ def varying(tree: Any) -> frozenset[str]:
     axes: frozenset[str] = frozenset()
     for x in jax.tree.leaves(tree):
         kind = jax.typeof(x)
-        axes |= kind.vma if hasattr(kind, "vma") else kind.mat.varying  # its name before JAX 0.10.2
+        axes |= kind.vma if hasattr(kind, "vma") else kind.mat.varying  # by version
     return axes
 
 

@@ -51,7 +51,7 @@ def prepare(query: jax.Array, key: jax.Array, factor: jax.Array) -> tuple[jax.Ar
 
 
 def near(query: jax.Array) -> jax.Array:
-    """Whether ``minus_squares`` may take the product. What fills up the last block is 1."""
+    """Whether ``minus_squares`` may take the product, for all that ``prepare`` made of a head."""
     return query[..., -1].min() < 0
 
 
